@@ -1,3 +1,116 @@
-//! Placeholder.
+//! Arithmetic on quantized blocks and f32 activations.
+//!
+//! `scalar` is the oracle: plain Rust that says what each function computes and in which order. A variant for one CPU
+//! has the same functions; [`KernelSet`] holds the chosen ones. Relies on `forerun-format` for block layouts; never
+//! allocates.
 #![no_std]
 #![forbid(unsafe_code)]
+
+#[cfg(test)]
+extern crate std;
+
+pub mod math;
+mod quant;
+pub mod scalar;
+
+use forerun_format::BlockType;
+use forerun_format::block::QK;
+
+pub use quant::{dequantize_row, quantize_row};
+
+/// 32 activations as int8 with a common scale: what integer dot products take. `x[j] = d * qs[j]`.
+#[derive(Debug, Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub struct ActQ8 {
+    /// Scale.
+    pub d: f32,
+    /// Quants, −127..127.
+    pub qs: [i8; QK],
+}
+const _: () = assert!(size_of::<ActQ8>() == 36 && align_of::<ActQ8>() == 4);
+
+/// Columns of activations, as f32 and, where the weights want it, as int8 blocks of the same values.
+#[derive(Debug, Clone, Copy)]
+pub struct Columns<'a> {
+    /// `(columns, n)`.
+    pub f32: &'a [f32],
+    /// `(columns, n / 32)`, or empty when no integer kernel will read it.
+    pub q8: &'a [ActQ8],
+    /// Elements in a column.
+    pub n: usize,
+}
+
+impl Columns<'_> {
+    /// Number of columns.
+    pub fn count(&self) -> usize {
+        self.f32.len() / self.n
+    }
+}
+
+/// Keys or values of one head: `(positions, head_dim)`.
+#[derive(Debug, Clone, Copy)]
+pub enum KvRows<'a> {
+    /// Full precision.
+    F32(&'a [f32]),
+    /// Bits of IEEE halves.
+    F16(&'a [u16]),
+}
+
+/// Whether a matrix of type `block` is multiplied with int8 activations ([`Columns::q8`]).
+pub fn wants_q8(block: BlockType) -> bool {
+    matches!(block, BlockType::Q8_0 | BlockType::Q4_0)
+}
+
+/// The functions of one variant. Contracts stand at the functions of the same name in [`scalar`].
+#[derive(Clone, Copy)]
+#[allow(missing_docs)] // each field is documented at its scalar twin
+pub struct KernelSet {
+    pub name: &'static str,
+    pub matmul: fn(BlockType, &[u8], Columns<'_>, &mut [f32]),
+    pub quantize_act: fn(&[f32], &mut [ActQ8]),
+    pub attention: fn(&[f32], KvRows<'_>, KvRows<'_>, usize, f32, &mut [f32]),
+    pub delta_step: fn(&mut [f32], &[f32], &[f32], &[f32], f32, f32, &mut [f32]),
+    pub conv_step: fn(&mut [f32], &[f32], &mut [f32]),
+    pub rms_norm: fn(&mut [f32], &[f32], &[f32], f32),
+    pub layer_norm: fn(&mut [f32], &[f32], &[f32], &[f32], f32),
+    pub l2_norm: fn(&mut [f32], f32, f32),
+    pub silu_mul: fn(&mut [f32], &[f32]),
+    pub gelu_tanh: fn(&mut [f32]),
+    pub gelu_erf: fn(&mut [f32]),
+    pub axpy: fn(f32, &[f32], &mut [f32]),
+}
+
+static SCALAR: KernelSet = KernelSet {
+    name: "scalar",
+    matmul: scalar::matmul,
+    quantize_act: scalar::quantize_act,
+    attention: scalar::attention,
+    delta_step: scalar::delta_step,
+    conv_step: scalar::conv_step,
+    rms_norm: scalar::rms_norm,
+    layer_norm: scalar::layer_norm,
+    l2_norm: scalar::l2_norm,
+    silu_mul: scalar::silu_mul,
+    gelu_tanh: scalar::gelu_tanh,
+    gelu_erf: scalar::gelu_erf,
+    axpy: scalar::axpy,
+};
+
+impl KernelSet {
+    /// Names of the variants in this build, best first.
+    pub const NAMES: [&'static str; 1] = ["scalar"];
+
+    /// The best variant for this CPU, or the one called `forced`; `None` if there is none of that name.
+    pub fn select(forced: Option<&str>) -> Option<&'static Self> {
+        match forced {
+            None | Some("scalar") => Some(&SCALAR),
+            Some(_) => None,
+        }
+    }
+}
+
+impl core::fmt::Debug for KernelSet {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_tuple("KernelSet").field(&self.name).finish()
+    }
+}
