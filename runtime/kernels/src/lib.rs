@@ -63,7 +63,7 @@ pub fn wants_q8(block: BlockType) -> bool {
 
 /// The functions of one variant. Contracts stand at the functions of the same name in [`scalar`].
 #[derive(Clone, Copy)]
-#[allow(missing_docs)] // each field is documented at its scalar twin
+#[allow(missing_docs, clippy::type_complexity)] // each field is documented at its scalar twin
 pub struct KernelSet {
     pub name: &'static str,
     pub matmul: fn(BlockType, &[u8], Columns<'_>, &mut [f32]),

@@ -6,13 +6,7 @@
 /// `x = n ln 2 + r`, `|r| <= ln 2 / 2`; the polynomial is Cephes' `expf` (S. Moshier), the scaling is two exact products.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
-    let clamped = if x < -103.0 {
-        -103.0
-    } else if x > 89.0 {
-        89.0
-    } else {
-        x
-    };
+    let clamped = x.clamp(-105.0, 89.0);
     // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer without a call.
     const ROUND: f32 = 12_582_912.0;
     let n = (clamped * core::f32::consts::LOG2_E + ROUND) - ROUND;
