@@ -1,1 +1,232 @@
-//! Placeholder.
+//! What the end-to-end tests share: the bundled models in memory, a storage with seeded faults, goldens.
+//!
+//! Everything is found relative to this crate, so a clone needs nothing else.
+#![forbid(unsafe_code)]
+
+use forerun_engine::{
+    Engine, Tuning,
+    config::Config,
+    plan::{KvType, Options, Plan, VisionOptions},
+    ports::{Clock, Completion, Read, ReadError, Storage, Workers},
+    slicing::Detail,
+    weights::Weights,
+};
+use forerun_format::gguf::Header;
+use forerun_kernels::KernelSet;
+use std::path::{Path, PathBuf};
+
+pub mod golden;
+
+/// A file below `tests/`.
+pub fn path(relative: impl AsRef<Path>) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(relative)
+}
+
+/// Bytes on a four-byte boundary.
+pub struct Aligned(Vec<f32>);
+
+impl Aligned {
+    /// `bytes` zero bytes; a multiple of four.
+    pub fn zeroed(bytes: usize) -> Self {
+        Self(vec![0.0; bytes / 4])
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0)
+    }
+
+    /// The bytes, to change.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        bytemuck::cast_slice_mut(&mut self.0)
+    }
+}
+
+/// A model file in memory.
+pub struct Model {
+    /// The whole file.
+    pub file: Vec<u8>,
+    /// Its configuration.
+    pub config: Config,
+    /// Its directory.
+    pub weights: Weights,
+    resident: Aligned,
+}
+
+impl Model {
+    /// Opens `tests/models/NAME.gguf`.
+    pub fn bundled(name: &str) -> Self {
+        Self::from_bytes(std::fs::read(path(format!("models/{name}.gguf"))).expect("bundled model"))
+    }
+
+    /// Opens a model file's bytes.
+    pub fn from_bytes(file: Vec<u8>) -> Self {
+        let header = Header::parse(&file, file.len() as u64).expect("header");
+        let config = Config::read(&header).expect("configuration");
+        let weights = Weights::read(&header, &config).expect("tensors");
+        let mut resident = Aligned::zeroed(weights.resident_bytes);
+        let start = weights.resident_offset as usize;
+        resident.bytes_mut().copy_from_slice(&file[start..][..weights.resident_bytes]);
+        weights.check_resident(resident.bytes()).expect("checksums");
+        Self { file, config, weights, resident }
+    }
+
+    /// The header, parsed again.
+    pub fn header(&self) -> Header<'_> {
+        Header::parse(&self.file, self.file.len() as u64).expect("header")
+    }
+
+    /// Calls `f` with an engine made as `setup` says.
+    pub fn with<R>(&self, setup: &Setup<'_>, f: impl FnOnce(&mut Engine<'_, MemStorage<'_>>) -> R) -> R {
+        let vision = setup.detail.map(|detail| VisionOptions { detail, pixels_max: 0 });
+        let options = Options {
+            context: setup.context,
+            chunk: setup.chunk,
+            kv: setup.kv,
+            vision,
+            cap_bytes: None,
+            slots_max: setup.slots,
+            tokenizer_bytes: 0,
+        };
+        let plan = Plan::new(&self.config, &self.weights, options).expect("plan");
+        let mut block = vec![0f32; plan.block_elems()];
+        let storage = MemStorage::new(&self.file, plan.slots, plan.slot_bytes, setup.depth, setup.seed);
+        let kernels = KernelSet::select(None).expect("kernels");
+        let mut engine = Engine::new(
+            &self.config,
+            &self.weights,
+            &plan,
+            self.resident.bytes(),
+            &mut block,
+            storage,
+            setup.workers,
+            kernels,
+            &Ticks,
+            setup.tuning,
+        );
+        f(&mut engine)
+    }
+}
+
+/// How an engine is made.
+pub struct Setup<'a> {
+    /// Tokens that fit.
+    pub context: usize,
+    /// Tokens in a chunk.
+    pub chunk: usize,
+    /// KV cache type.
+    pub kv: KvType,
+    /// Pictures in this mode.
+    pub detail: Option<Detail>,
+    /// Most expert slots.
+    pub slots: Option<usize>,
+    /// Reads in flight.
+    pub depth: usize,
+    /// Seed of the order in which reads land.
+    pub seed: u64,
+    /// Threads.
+    pub workers: &'a dyn Workers,
+    /// Tuning.
+    pub tuning: Tuning,
+}
+
+impl Default for Setup<'_> {
+    fn default() -> Self {
+        Self {
+            context: 512,
+            chunk: 64,
+            kv: KvType::F32,
+            detail: None,
+            slots: None,
+            depth: 16,
+            seed: 1,
+            workers: &forerun_engine::ports::Serial,
+            tuning: Tuning::default(),
+        }
+    }
+}
+
+/// A clock that stands still.
+pub struct Ticks;
+
+impl Clock for Ticks {
+    fn now_us(&self) -> u64 {
+        0
+    }
+}
+
+/// A storage over bytes in memory whose reads land in a seeded random order.
+pub struct MemStorage<'a> {
+    file: &'a [u8],
+    slots: Aligned,
+    slot_bytes: usize,
+    depth: usize,
+    flying: Vec<Read>,
+    seed: u64,
+}
+
+impl<'a> MemStorage<'a> {
+    fn new(file: &'a [u8], slots: usize, slot_bytes: usize, depth: usize, seed: u64) -> Self {
+        Self { file, slots: Aligned::zeroed(slots * slot_bytes), slot_bytes, depth, flying: Vec::new(), seed: seed | 1 }
+    }
+
+    fn random(&mut self) -> u64 {
+        self.seed ^= self.seed << 13;
+        self.seed ^= self.seed >> 7;
+        self.seed ^= self.seed << 17;
+        self.seed >> 16
+    }
+}
+
+impl Storage for MemStorage<'_> {
+    fn slots(&self) -> usize {
+        self.slots.bytes().len().checked_div(self.slot_bytes).unwrap_or(0)
+    }
+
+    fn slot_bytes(&self) -> usize {
+        self.slot_bytes
+    }
+
+    fn depth_max(&self) -> usize {
+        self.depth
+    }
+
+    fn submit(&mut self, reads: &[Read]) -> usize {
+        let n = reads.len().min(self.depth - self.flying.len());
+        for r in &reads[..n] {
+            assert!(self.flying.iter().all(|f| f.slot != r.slot), "slot {} is in flight", r.slot);
+        }
+        self.flying.extend_from_slice(&reads[..n]);
+        n
+    }
+
+    fn complete(&mut self, _wait: bool) -> Option<Completion> {
+        if self.flying.is_empty() {
+            return None;
+        }
+        let i = self.random() as usize % self.flying.len();
+        let r = self.flying.swap_remove(i);
+        let at = r.slot as usize * self.slot_bytes;
+        let Some(from) = self.file.get(r.offset as usize..).and_then(|f| f.get(..r.bytes as usize)) else {
+            return Some(Completion { slot: r.slot, result: Err(ReadError::Eof) });
+        };
+        self.slots.bytes_mut()[at..][..from.len()].copy_from_slice(from);
+        Some(Completion { slot: r.slot, result: Ok(()) })
+    }
+
+    fn slot(&self, slot: u32) -> &[u8] {
+        assert!(self.flying.iter().all(|f| f.slot != slot), "slot {slot} is in flight");
+        &self.slots.bytes()[slot as usize * self.slot_bytes..][..self.slot_bytes]
+    }
+
+    fn slot_mut(&mut self, slot: u32) -> &mut [u8] {
+        assert!(self.flying.iter().all(|f| f.slot != slot), "slot {slot} is in flight");
+        &mut self.slots.bytes_mut()[slot as usize * self.slot_bytes..][..self.slot_bytes]
+    }
+
+    fn read_at(&mut self, offset: u64, out: &mut [u8]) -> Result<(), ReadError> {
+        let from = self.file.get(offset as usize..).and_then(|f| f.get(..out.len())).ok_or(ReadError::Eof)?;
+        out.copy_from_slice(from);
+        Ok(())
+    }
+}

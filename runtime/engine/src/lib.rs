@@ -7,4 +7,21 @@
 
 extern crate alloc;
 
+mod buffers;
+mod cache;
+pub mod config;
+mod engine;
+mod exec;
+mod moe;
+pub mod plan;
 pub mod ports;
+pub mod router;
+pub mod sampler;
+pub mod slicing;
+mod text;
+mod vision;
+pub mod weights;
+
+pub use engine::{Counters, Engine, EngineError, Input, NoObserver, Observer, Tuning};
+pub use moe::SumOrder;
+pub use vision::{CropPixels, VisionObserver};

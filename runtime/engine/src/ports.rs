@@ -84,6 +84,9 @@ pub trait Storage {
     fn read_at(&mut self, offset: u64, out: &mut [u8]) -> Result<(), ReadError>;
 }
 
+/// Work on piece `i` of two buffers.
+pub type Piece<'f> = dyn Fn(usize, &mut [f32], &mut [f32]) + Sync + 'f;
+
 /// Threads that share out rows of one computation.
 ///
 /// Work is split by shape, never by timing: piece `i` is the same elements whatever the number of threads, and one
@@ -98,15 +101,7 @@ pub trait Workers {
     ///
     /// # Panics
     /// If `a` or `b` is too short to give every piece at least one element.
-    fn split2(
-        &self,
-        pieces: usize,
-        a: &mut [f32],
-        a_piece: usize,
-        b: &mut [f32],
-        b_piece: usize,
-        f: &(dyn Fn(usize, &mut [f32], &mut [f32]) + Sync),
-    );
+    fn split2(&self, pieces: usize, a: &mut [f32], a_piece: usize, b: &mut [f32], b_piece: usize, f: &Piece<'_>);
 
     /// [`Workers::split2`] with one output.
     fn split(&self, out: &mut [f32], piece: usize, f: &(dyn Fn(usize, &mut [f32]) + Sync)) {
@@ -124,15 +119,7 @@ impl Workers for Serial {
         1
     }
 
-    fn split2(
-        &self,
-        pieces: usize,
-        a: &mut [f32],
-        a_piece: usize,
-        b: &mut [f32],
-        b_piece: usize,
-        f: &(dyn Fn(usize, &mut [f32], &mut [f32]) + Sync),
-    ) {
+    fn split2(&self, pieces: usize, a: &mut [f32], a_piece: usize, b: &mut [f32], b_piece: usize, f: &Piece<'_>) {
         let (mut a, mut b) = (a, b);
         for i in 0..pieces {
             let (piece_a, rest_a) = a.split_at_mut(a_piece.min(a.len()));

@@ -1,0 +1,435 @@
+//! One model, ready to run: prefill, decode, logits.
+//!
+//! Relies on a [`Plan`] whose buffers were taken before. Follows the determinism contract: logits depend on tokens,
+//! positions and weights alone, never on slots, arrival order, threads or chunks.
+
+use crate::buffers::{State, TextScratch};
+use crate::cache::ExpertCache;
+use crate::config::Config;
+use crate::exec::Exec;
+use crate::moe::{Moe, SumOrder};
+use crate::plan::{KvType, Plan, TextSizes};
+use crate::ports::{Clock, ReadError, Storage, Workers};
+use crate::text;
+use crate::weights::Weights;
+use alloc::vec::Vec;
+use core::fmt;
+use forerun_kernels::{KernelSet, dequantize_row};
+
+/// Why a step failed. The engine can be [`Engine::reset`] and used again after any of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EngineError {
+    /// The tokens do not fit the context.
+    ContextFull {
+        /// Tokens there would be.
+        need: usize,
+        /// Tokens that fit.
+        context: usize,
+    },
+    /// A token is not in the vocabulary.
+    Token(u32),
+    /// Placeholders and visual features do not match.
+    Features {
+        /// Placeholder tokens.
+        placeholders: usize,
+        /// Features computed.
+        features: usize,
+    },
+    /// A crop does not fit the plan, or its sides do not suit the mode.
+    Crop {
+        /// Patches from top to bottom.
+        rows: usize,
+        /// Patches from left to right.
+        cols: usize,
+    },
+    /// An expert could not be read.
+    Expert {
+        /// Layer.
+        layer: usize,
+        /// Expert in that layer.
+        expert: usize,
+        /// Its offset in the file.
+        offset: u64,
+        /// Why.
+        error: ReadError,
+    },
+    /// An expert was read twice and differs from its checksum.
+    Checksum {
+        /// Layer.
+        layer: usize,
+        /// Expert in that layer.
+        expert: usize,
+        /// Its offset in the file.
+        offset: u64,
+        /// CRC32C of what was read.
+        found: u32,
+        /// CRC32C that the file's header gives.
+        expected: u32,
+    },
+    /// An embedding row could not be read.
+    Embedding {
+        /// Token.
+        token: u32,
+        /// Why.
+        error: ReadError,
+    },
+}
+
+impl fmt::Display for EngineError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ContextFull { need, context } => write!(
+                f,
+                "{need} tokens do not fit the context of {context}: raise --context, shorten the prompt, or use fewer pictures or --detail 16x"
+            ),
+            Self::Token(t) => write!(f, "token {t} is not in the vocabulary"),
+            Self::Features { placeholders, features } => {
+                write!(
+                    f,
+                    "{placeholders} visual placeholders for {features} visual tokens: does the prompt contain a placeholder as text?"
+                )
+            }
+            Self::Crop { rows, cols } => write!(f, "a crop of {rows} x {cols} patches does not fit the plan"),
+            Self::Expert { layer, expert, offset, error } => {
+                write!(f, "expert {expert} of layer {layer} at offset {offset}: {error}")
+            }
+            Self::Checksum { layer, expert, offset, found, expected } => write!(
+                f,
+                "expert {expert} of layer {layer} at offset {offset}: checksum {found:08x}, expected {expected:08x}: re-copy the model \
+                 file or run 'forerun-quant inspect' on it"
+            ),
+            Self::Embedding { token, error } => write!(f, "embedding of token {token}: {error}"),
+        }
+    }
+}
+
+impl core::error::Error for EngineError {}
+
+/// What the expert cache and the lookahead did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Experts asked for that were in a slot.
+    pub hits: u64,
+    /// Experts asked for that had to be read.
+    pub misses: u64,
+    /// Experts read ahead because the next layer's router asked for them.
+    pub predicted: u64,
+    /// Of these, used by the next layer, whether landed (a hit) or still under way (late).
+    pub predicted_used: u64,
+    /// Of those used, the ones still under way.
+    pub predicted_late: u64,
+    /// Of those predicted, the ones the next layer did not use.
+    pub predicted_wasted: u64,
+    /// Bytes read on demand.
+    pub bytes_demand: u64,
+    /// Bytes read ahead.
+    pub bytes_predicted: u64,
+    /// Time spent waiting for reads, microseconds.
+    pub stall_us: u64,
+    /// Tokens computed.
+    pub tokens: u64,
+}
+
+/// Hears what happens inside a step. Every method does nothing unless replaced.
+pub trait Observer {
+    /// Whether logits are wanted for every token, not only the last of a prompt.
+    fn wants_all_logits(&self) -> bool {
+        false
+    }
+
+    /// Input of layer `layer` for tokens `first..`, `(tokens, hidden)`; `layer` equal to the number of layers is the last
+    /// layer's output.
+    fn hidden(&mut self, layer: usize, first: usize, x: &[f32]) {
+        let _ = (layer, first, x);
+    }
+
+    /// Router input of `layer` for tokens `first..`, `(tokens, hidden)`.
+    fn router_input(&mut self, layer: usize, first: usize, x: &[f32]) {
+        let _ = (layer, first, x);
+    }
+
+    /// Experts and weights that `layer` chose for `token`, largest weight first.
+    fn routed(&mut self, layer: usize, token: usize, experts: &[u16], weights: &[f32]) {
+        let _ = (layer, token, experts, weights);
+    }
+
+    /// Logits after `token`.
+    fn logits(&mut self, token: usize, logits: &[f32]) {
+        let _ = (token, logits);
+    }
+}
+
+/// Hears nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoObserver;
+
+impl Observer for NoObserver {}
+
+/// Tokens and their positions.
+#[derive(Debug, Clone, Copy)]
+pub struct Input<'a> {
+    /// Token ids.
+    pub ids: &'a [u32],
+    /// T, H and W of each token.
+    pub positions: [&'a [u32]; 3],
+}
+
+/// What may be changed between runs without changing a bit of the result (except by [`SumOrder::Arrival`]).
+#[derive(Debug, Clone, Copy)]
+pub struct Tuning {
+    /// Read ahead what the next layer's router asks for.
+    pub predict: bool,
+    /// Compare an expert with its checksum when it is first read.
+    pub checksums: bool,
+    /// Order in which experts are summed.
+    pub sum_order: SumOrder,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Self { predict: true, checksums: true, sum_order: SumOrder::Router }
+    }
+}
+
+/// A model with its buffers, slots and state.
+pub struct Engine<'a, S: Storage> {
+    pub(crate) config: &'a Config,
+    pub(crate) weights: &'a Weights,
+    pub(crate) resident: &'a [u8],
+    pub(crate) exec: Exec<'a>,
+    pub(crate) state: State<'a>,
+    pub(crate) moe: Option<Moe<'a, S>>,
+    storage: Option<S>,
+    text_sizes: TextSizes,
+    row: Vec<u8>,
+    pub(crate) kv_type: KvType,
+    pub(crate) context: usize,
+    chunk: usize,
+    pub(crate) patches_max: usize,
+    /// Tokens in the state.
+    len: usize,
+    /// Visual features in the buffer, and how many of them the prompt has used.
+    pub(crate) features: usize,
+    features_used: usize,
+    tokens: u64,
+}
+
+impl<'a, S: Storage> Engine<'a, S> {
+    /// Puts a model together. `block` has [`Plan::block_elems`] elements, `storage` the plan's slots; `resident` is the
+    /// resident region, on a 4 KiB boundary.
+    ///
+    /// # Panics
+    /// If a buffer is not as the plan says.
+    #[allow(clippy::too_many_arguments)] // each is a different thing, given once
+    pub fn new(
+        config: &'a Config,
+        weights: &'a Weights,
+        plan: &Plan,
+        resident: &'a [u8],
+        block: &'a mut [f32],
+        storage: S,
+        workers: &'a dyn Workers,
+        kernels: &'static KernelSet,
+        clock: &'a dyn Clock,
+        tuning: Tuning,
+    ) -> Self {
+        assert_eq!(resident.len(), weights.resident_bytes, "resident region");
+        assert!(block.len() >= plan.block_elems(), "block of the plan");
+        assert!(storage.slots() >= plan.slots && storage.slot_bytes() >= plan.slot_bytes, "slots of the plan");
+        let (moe, storage) = match config.text.moe() {
+            None => (None, Some(storage)),
+            Some(_) => {
+                let cache = ExpertCache::new(plan.slots, plan.experts);
+                (Some(Moe::new(config, weights, storage, cache, clock, tuning, plan.options.chunk)), None)
+            }
+        };
+        let (embedding, _) = weights.embedding;
+        let mut e = Self {
+            config,
+            weights,
+            resident,
+            exec: Exec { ks: kernels, workers },
+            state: State::carve(block, plan),
+            moe,
+            storage,
+            text_sizes: TextSizes::new(config, plan.options.chunk),
+            row: alloc::vec![0; config.text.hidden / embedding.block_elems() * embedding.block_bytes()],
+            kv_type: plan.options.kv,
+            context: plan.options.context,
+            chunk: plan.options.chunk,
+            patches_max: plan.patches_max,
+            len: 0,
+            features: 0,
+            features_used: 0,
+            tokens: 0,
+        };
+        e.reset();
+        e
+    }
+
+    /// Forgets all tokens and visual features. Experts stay in their slots.
+    pub fn reset(&mut self) {
+        self.state.delta.fill(0.0);
+        self.state.conv.fill(0.0);
+        (self.len, self.features, self.features_used) = (0, 0, 0);
+        if let Some(m) = &mut self.moe {
+            m.abandon();
+        }
+    }
+
+    /// Tokens in the state.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether no token is in the state.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Tokens that fit.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Counts since the engine was made.
+    pub fn counters(&self) -> Counters {
+        Counters { tokens: self.tokens, ..self.moe.as_ref().map_or_else(Counters::default, |m| m.counters) }
+    }
+
+    /// Logits of the last token `(vocab)`.
+    pub fn logits(&self) -> &[f32] {
+        self.state.logits
+    }
+
+    /// The visual features computed so far `(visual tokens, hidden)`.
+    pub fn visual_features(&self) -> &[f32] {
+        &self.state.features[..self.features * self.config.text.hidden]
+    }
+
+    /// Computes `input` after the tokens that are already there, chunk by chunk, and leaves the logits of its last token.
+    ///
+    /// # Errors
+    /// If it does not fit, a token is unknown, or an expert or row cannot be read.
+    ///
+    /// # Panics
+    /// If ids and positions differ in length.
+    pub fn run(&mut self, input: Input<'_>, observer: &mut dyn Observer) -> Result<(), EngineError> {
+        let n = input.ids.len();
+        assert!(input.positions.iter().all(|p| p.len() == n), "a position for each token");
+        let need = self.len + n;
+        if need > self.context {
+            return Err(EngineError::ContextFull { need, context: self.context });
+        }
+        if let Some(&t) = input.ids.iter().find(|&&t| t as usize >= self.config.text.vocab) {
+            return Err(EngineError::Token(t));
+        }
+        let ids = &self.config.tokens;
+        let placeholders = input.ids.iter().filter(|&&t| t == ids.image || t == ids.video).count();
+        if placeholders > 0 && self.features_used + placeholders > self.features {
+            return Err(EngineError::Features { placeholders, features: self.features - self.features_used });
+        }
+        for start in (0..n).step_by(self.chunk) {
+            let end = (start + self.chunk).min(n);
+            let last = end == n;
+            self.chunk(
+                Input { ids: &input.ids[start..end], positions: input.positions.map(|p| &p[start..end]) },
+                last,
+                observer,
+            )?;
+        }
+        Ok(())
+    }
+
+    fn chunk(&mut self, input: Input<'_>, last: bool, observer: &mut dyn Observer) -> Result<(), EngineError> {
+        let n = input.ids.len();
+        let h = self.config.text.hidden;
+        // Taken out so that the buffers inside can be borrowed beside the rest of the state; put back below.
+        let work = core::mem::take(&mut self.state.work);
+        let mut s = TextScratch::carve(&mut *work, &self.text_sizes);
+        let result = self.embed(input.ids, &mut s.x[..n * h]).and_then(|()| {
+            text::rope_table(&self.config.text, input.positions, s.rope);
+            self.layers(n, &mut s, observer)?;
+            self.logits_of(n, last, &mut s, observer);
+            Ok(())
+        });
+        self.state.work = work;
+        result?;
+        self.len += n;
+        self.tokens += n as u64;
+        Ok(())
+    }
+
+    fn layers(&mut self, n: usize, s: &mut TextScratch<'_>, observer: &mut dyn Observer) -> Result<(), EngineError> {
+        let h = self.config.text.hidden;
+        let (mut attention, mut delta) = (0, 0);
+        for (l, layer) in self.weights.layers.iter().enumerate() {
+            observer.hidden(l, self.len, &s.x[..n * h]);
+            text::norm(self, layer.attn_norm, n, s);
+            text::mixer(self, layer, self.len, n, (&mut attention, &mut delta), s);
+            self.exec.each_row(&mut s.x[..n * h], h, |t, row| (self.exec.ks.axpy)(1.0, &s.out[t * h..][..h], row));
+            text::norm(self, layer.ffn_norm, n, s);
+            observer.router_input(l, self.len, &s.norm[..n * h]);
+            match (&layer.ffn, &mut self.moe) {
+                (crate::weights::FfnWeights::Dense(w), _) => text::dense(&self.exec, self.resident, w, n, s),
+                (crate::weights::FfnWeights::Moe { .. }, Some(moe)) => {
+                    moe.layer(&self.exec, self.resident, l, self.len, n, s, observer)?;
+                }
+                // `new` makes a mixture for every configuration that has one.
+                (crate::weights::FfnWeights::Moe { .. }, None) => unreachable!("experts without a mixture"),
+            }
+            self.exec.each_row(&mut s.x[..n * h], h, |t, row| (self.exec.ks.axpy)(1.0, &s.out[t * h..][..h], row));
+        }
+        observer.hidden(self.weights.layers.len(), self.len, &s.x[..n * h]);
+        if let Some(m) = &mut self.moe {
+            m.end_tokens(n);
+        }
+        Ok(())
+    }
+
+    fn logits_of(&mut self, n: usize, last: bool, s: &mut TextScratch<'_>, observer: &mut dyn Observer) {
+        let all = observer.wants_all_logits();
+        let first = match (all, last) {
+            (true, _) => 0,
+            (false, true) => n - 1,
+            (false, false) => return,
+        };
+        text::norm(self, self.weights.output_norm, n, s);
+        let h = self.config.text.hidden;
+        let head = &self.weights.output;
+        for t in first..n {
+            let mut p = crate::exec::Products { turned: s.turned, q8: s.q8 };
+            self.exec.matmul(head, head.bytes(self.resident), &s.norm[t * h..][..h], &mut p, self.state.logits);
+            observer.logits(self.len + t, self.state.logits);
+        }
+    }
+
+    /// Rows of the embedding, or visual features where a placeholder stands.
+    fn embed(&mut self, ids: &[u32], x: &mut [f32]) -> Result<(), EngineError> {
+        let h = self.config.text.hidden;
+        let (block, offset) = self.weights.embedding;
+        let tokens = &self.config.tokens;
+        for (&id, x) in ids.iter().zip(x.chunks_exact_mut(h)) {
+            if id == tokens.image || id == tokens.video {
+                x.copy_from_slice(&self.state.features[self.features_used * h..][..h]);
+                self.features_used += 1;
+                continue;
+            }
+            let at = offset + u64::from(id) * self.row.len() as u64;
+            let inside = at.checked_sub(self.weights.resident_offset).map(|a| a as usize);
+            match inside.and_then(|a| self.resident.get(a..a + self.row.len())) {
+                Some(row) => dequantize_row(block, row, x),
+                None => {
+                    let storage = match (&mut self.moe, &mut self.storage) {
+                        (Some(m), _) => &mut m.storage,
+                        (None, Some(s)) => s,
+                        (None, None) => unreachable!("an engine owns its storage"),
+                    };
+                    storage.read_at(at, &mut self.row).map_err(|error| EngineError::Embedding { token: id, error })?;
+                    dequantize_row(block, &self.row, x);
+                }
+            }
+        }
+        Ok(())
+    }
+}

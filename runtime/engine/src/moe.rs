@@ -1,0 +1,393 @@
+//! The mixture of experts of one layer: route, read what is missing, look ahead, compute as it lands, sum in router order.
+//!
+//! Relies on [`Storage`] for bytes and [`ExpertCache`] for slots. Prediction moves data early; it never changes routing.
+
+use crate::buffers::TextScratch;
+use crate::cache::{ExpertCache, Place};
+use crate::config::Config;
+use crate::engine::{Counters, EngineError, Observer, Tuning};
+use crate::exec::{Exec, Products};
+use crate::ports::{Clock, Read, Storage};
+use crate::router::{TOP_K_MAX, choose, top_k};
+use crate::text;
+use crate::weights::{FfnWeights, Matrix, Weights, expert_matrices};
+use alloc::{vec, vec::Vec};
+use forerun_format::{BlockType, crc32c::crc32c};
+use forerun_kernels::{Columns, math, wants_q8};
+
+/// Order in which a token's experts are summed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SumOrder {
+    /// By weight, as the router listed them: the only order that gives the same bits every time.
+    Router,
+    /// As they were computed. A deliberate fault: it lets `verify` show that it would notice.
+    Arrival,
+}
+
+/// Experts, slots and the books of one step. Nothing here grows after it is made.
+pub(crate) struct Moe<'a, S: Storage> {
+    config: &'a Config,
+    weights: &'a Weights,
+    pub storage: S,
+    cache: ExpertCache,
+    clock: &'a dyn Clock,
+    tuning: Tuning,
+    pub counters: Counters,
+    /// Matrices inside an expert, for each layer.
+    matrices: Vec<[Matrix; 3]>,
+    experts: usize,
+    top_k: usize,
+    in_flight: usize,
+    /// Experts whose checksum was right once.
+    verified: Vec<bool>,
+    /// Experts whose checksum was wrong once.
+    suspect: Vec<bool>,
+    /// `(tokens, top_k)`: chosen experts, largest weight first.
+    chosen: Vec<u16>,
+    /// `(tokens, top_k)`: when each was computed.
+    arrival: Vec<u32>,
+    /// Picks (`token * top_k + k`) grouped by expert; those of expert `e` are `starts[e]..starts[e + 1]`.
+    picks: Vec<u32>,
+    starts: Vec<u32>,
+    /// Experts of this layer that are in a slot and not computed yet.
+    ready: Vec<u16>,
+    /// Experts of this layer that are in no slot; the first `asked` of them have been asked for.
+    missing: Vec<u16>,
+    asked: usize,
+    batch: Vec<Read>,
+}
+
+/// Heap bytes of the books beside the cache's own, for chunks of `chunk` tokens.
+pub(crate) fn heap_bytes(layers: usize, experts: usize, top_k: usize, chunk: usize) -> usize {
+    layers * (experts * 2 + size_of::<[Matrix; 3]>()) + chunk * top_k * 10 + experts * 8
+}
+
+impl<'a, S: Storage> Moe<'a, S> {
+    pub fn new(
+        config: &'a Config,
+        weights: &'a Weights,
+        storage: S,
+        cache: ExpertCache,
+        clock: &'a dyn Clock,
+        tuning: Tuning,
+        chunk: usize,
+    ) -> Self {
+        let layers = weights.banks.len();
+        let (experts, top_k) = config.text.moe().map_or((0, 0), |m| (m.experts, m.top_k));
+        Self {
+            config,
+            weights,
+            cache,
+            clock,
+            tuning,
+            counters: Counters::default(),
+            // Checked when the weights were read.
+            matrices: (0..layers).filter_map(|l| expert_matrices(config, l)).map(|(m, _)| m).collect(),
+            experts,
+            top_k,
+            in_flight: 0,
+            verified: vec![!tuning.checksums; layers * experts],
+            suspect: vec![false; layers * experts],
+            chosen: vec![0; chunk * top_k],
+            arrival: vec![0; chunk * top_k],
+            picks: vec![0; chunk * top_k],
+            starts: vec![0; experts + 1],
+            ready: Vec::with_capacity(experts),
+            missing: Vec::with_capacity(experts),
+            asked: 0,
+            batch: Vec::with_capacity(storage.depth_max()),
+            storage,
+        }
+    }
+
+    /// Drops whatever is under way, after an error or before a new conversation.
+    pub fn abandon(&mut self) {
+        while self.in_flight > 0 {
+            let Some(c) = self.storage.complete(true) else { break };
+            self.in_flight -= 1;
+            self.cache.clear(c.slot);
+        }
+        self.cache.release_all();
+    }
+
+    /// `n` tokens went through all layers.
+    pub fn end_tokens(&mut self, n: usize) {
+        (0..n).for_each(|_| self.cache.end_token());
+    }
+
+    /// `s.out` = experts and shared expert of layer `l` on the router input `s.norm` of `n` tokens, of which the first has
+    /// index `first`.
+    #[allow(clippy::too_many_arguments)] // one call site
+    pub fn layer(
+        &mut self,
+        exec: &Exec<'_>,
+        resident: &[u8],
+        l: usize,
+        first: usize,
+        n: usize,
+        s: &mut TextScratch<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<(), EngineError> {
+        let FfnWeights::Moe { router, shared_gate, shared } = &self.weights.layers[l].ffn else { return Ok(()) };
+        self.route(exec, resident, router, n, s);
+        let (_, weights) = s.router.split_at(n * self.experts);
+        for t in 0..n {
+            let at = t * self.top_k..(t + 1) * self.top_k;
+            observer.routed(l, first + t, &self.chosen[at.clone()], &weights[at]);
+        }
+        self.group(n);
+        self.find(l);
+        self.ask(l);
+        if n == 1 && self.tuning.predict && self.asked == self.missing.len() && l + 1 < self.weights.layers.len() {
+            self.predict(exec, resident, l + 1, s);
+        }
+
+        // The shared expert runs while the reads are under way.
+        text::dense(exec, resident, shared, n, s);
+        let gate = Matrix { block: BlockType::F32, rows: 1, cols: shared_gate.len, at: shared_gate.at };
+        let h = self.config.text.hidden;
+        let mut p = Products { turned: s.turned, q8: s.q8 };
+        exec.matmul(&gate, gate.bytes(resident), &s.norm[..n * h], &mut p, s.heads);
+        let gates = &*s.heads;
+        exec.each_row(&mut s.out[..n * h], h, |t, row| {
+            let g = math::sigmoid(gates[t]);
+            row.iter_mut().for_each(|x| *x *= g);
+        });
+
+        self.compute(exec, l, s)?;
+        self.sum(exec, n, s);
+        Ok(())
+    }
+
+    fn route(&mut self, exec: &Exec<'_>, resident: &[u8], router: &Matrix, n: usize, s: &mut TextScratch<'_>) {
+        let (e, k, h) = (self.experts, self.top_k, self.config.text.hidden);
+        let (logits, rest) = s.router.split_at_mut(n * e);
+        let mut p = Products { turned: s.turned, q8: s.q8 };
+        exec.matmul(router, router.bytes(resident), &s.norm[..n * h], &mut p, logits);
+        for (t, logits) in logits.chunks_exact_mut(e).enumerate() {
+            choose(logits, &mut self.chosen[t * k..][..k], &mut rest[t * k..][..k]);
+        }
+    }
+
+    /// Sorts the picks by expert, keeping the order of tokens.
+    fn group(&mut self, n: usize) {
+        let chosen = &self.chosen[..n * self.top_k];
+        self.starts.fill(0);
+        for &e in chosen {
+            self.starts[usize::from(e) + 1] += 1;
+        }
+        for e in 0..self.experts {
+            self.starts[e + 1] += self.starts[e];
+        }
+        // Filling moves each start to its end, which is the next one's start; shift them back after.
+        for (i, &e) in chosen.iter().enumerate() {
+            let at = &mut self.starts[usize::from(e)];
+            self.picks[*at as usize] = i as u32;
+            *at += 1;
+        }
+        self.starts.copy_within(0..self.experts, 1);
+        self.starts[0] = 0;
+    }
+
+    fn count(&self, e: usize) -> u32 {
+        self.starts[e + 1] - self.starts[e]
+    }
+
+    fn id(&self, l: usize, e: usize) -> u32 {
+        (l * self.experts + e) as u32
+    }
+
+    /// Tells resident experts from missing ones, and holds what this layer uses.
+    fn find(&mut self, l: usize) {
+        self.ready.clear();
+        self.missing.clear();
+        self.asked = 0;
+        for e in 0..self.experts {
+            if self.count(e) == 0 {
+                continue;
+            }
+            let id = self.id(l, e);
+            self.cache.touch(id);
+            match self.cache.place(id) {
+                Place::Ready(slot) => {
+                    self.counters.hits += 1;
+                    self.counters.predicted_used += u64::from(self.cache.hold(slot));
+                    self.ready.push(e as u16);
+                }
+                Place::Loading(slot) => {
+                    let predicted = u64::from(self.cache.hold(slot));
+                    self.counters.predicted_used += predicted;
+                    self.counters.predicted_late += predicted;
+                }
+                Place::Absent => {
+                    self.counters.misses += 1;
+                    self.missing.push(e as u16);
+                }
+            }
+        }
+        self.counters.predicted_wasted += self.cache.release_predictions();
+    }
+
+    /// Asks for as many missing experts as slots and the queue take, as one batch.
+    fn ask(&mut self, l: usize) {
+        self.batch.clear();
+        let room = self.storage.depth_max() - self.in_flight;
+        while self.asked < self.missing.len() && self.batch.len() < room {
+            let id = self.id(l, usize::from(self.missing[self.asked]));
+            let Some(slot) = self.cache.claim(id, false) else { break };
+            self.batch.push(self.read(id, slot));
+            self.asked += 1;
+        }
+        self.counters.bytes_demand += self.submit();
+    }
+
+    /// Asks for what the next layer's router would choose on this layer's router input, while slots and queue have room.
+    fn predict(&mut self, exec: &Exec<'_>, resident: &[u8], l: usize, s: &mut TextScratch<'_>) {
+        let FfnWeights::Moe { router, .. } = &self.weights.layers[l].ffn else { return };
+        let logits = &mut s.router[self.experts + self.top_k..][..self.experts];
+        let mut p = Products { turned: s.turned, q8: s.q8 };
+        exec.matmul(router, router.bytes(resident), &s.norm[..self.config.text.hidden], &mut p, logits);
+        let mut best = [0u16; TOP_K_MAX];
+        let best = &mut best[..self.top_k];
+        top_k(logits, best);
+        self.batch.clear();
+        let room = self.storage.depth_max() - self.in_flight;
+        for &e in best.iter() {
+            let id = self.id(l, usize::from(e));
+            if self.batch.len() == room {
+                break;
+            }
+            if self.cache.place(id) == Place::Absent {
+                let Some(slot) = self.cache.claim(id, true) else { break };
+                self.batch.push(self.read(id, slot));
+            }
+        }
+        self.counters.predicted += self.batch.len() as u64;
+        self.counters.bytes_predicted += self.submit();
+    }
+
+    fn read(&self, id: u32, slot: u32) -> Read {
+        let (l, e) = (id as usize / self.experts, id as usize % self.experts);
+        let bank = self.weights.banks[l];
+        Read { slot, offset: bank.offset + (e * bank.stride) as u64, bytes: bank.stride as u32 }
+    }
+
+    /// Hands the batch to the storage; returns its bytes.
+    fn submit(&mut self) -> u64 {
+        let accepted = self.storage.submit(&self.batch);
+        assert_eq!(accepted, self.batch.len(), "the batch was cut to the queue's room");
+        self.in_flight += accepted;
+        self.batch.iter().map(|r| u64::from(r.bytes)).sum()
+    }
+
+    /// Computes this layer's experts: those in slots first, then each as it lands.
+    fn compute(&mut self, exec: &Exec<'_>, l: usize, s: &mut TextScratch<'_>) -> Result<(), EngineError> {
+        let wanted = (0..self.experts).filter(|&e| self.count(e) > 0).count();
+        let mut done = 0;
+        while done < wanted {
+            while let Some(e) = self.ready.pop() {
+                let e = usize::from(e);
+                let Place::Ready(slot) = self.cache.place(self.id(l, e)) else {
+                    unreachable!("a ready expert is held until it was computed")
+                };
+                self.run(exec, l, e, slot, done, s);
+                self.cache.release(slot);
+                done += 1;
+                self.ask(l);
+            }
+            if done < wanted {
+                self.ask(l);
+                let start = self.clock.now_us();
+                let landed = self.land(l)?;
+                self.counters.stall_us += self.clock.now_us() - start;
+                self.ready.extend(landed.map(|e| e as u16));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for a read. Returns the expert if it is one that layer `l` wants.
+    fn land(&mut self, l: usize) -> Result<Option<usize>, EngineError> {
+        let c = self.storage.complete(true).expect("an expert that is wanted and not here is under way");
+        self.in_flight -= 1;
+        let id = self.cache.expert_in(c.slot).expect("a slot under way has an expert");
+        let (layer, e) = (id as usize / self.experts, id as usize % self.experts);
+        let read = self.read(id, c.slot);
+        let wanted = layer == l && self.count(e) > 0;
+        if let Err(error) = c.result {
+            // A prediction that failed is asked for again if its layer wants it.
+            self.cache.clear(c.slot);
+            return if wanted {
+                Err(EngineError::Expert { layer, expert: e, offset: read.offset, error })
+            } else {
+                Ok(None)
+            };
+        }
+        if !self.verified[id as usize] {
+            let found = crc32c(&self.storage.slot(c.slot)[..read.bytes as usize]);
+            let expected = self.weights.expert_crc[id as usize];
+            if found != expected {
+                if self.suspect[id as usize] {
+                    self.cache.clear(c.slot);
+                    return if wanted {
+                        Err(EngineError::Checksum { layer, expert: e, offset: read.offset, found, expected })
+                    } else {
+                        Ok(None)
+                    };
+                }
+                // Once more: the transfer may have gone wrong rather than the file.
+                self.suspect[id as usize] = true;
+                self.batch.clear();
+                self.batch.push(read);
+                self.submit();
+                return Ok(None);
+            }
+            self.verified[id as usize] = true;
+        }
+        self.cache.landed(c.slot);
+        Ok(wanted.then_some(e))
+    }
+
+    /// One expert on all its tokens: `expert_out[pick] = down(silu(gate x) ⊙ up x)`.
+    fn run(&mut self, exec: &Exec<'_>, l: usize, e: usize, slot: u32, order: usize, s: &mut TextScratch<'_>) {
+        let [gate, up, down] = self.matrices[l];
+        let blob = self.storage.slot(slot);
+        let (h, inner) = (gate.cols, gate.rows);
+        let picks = &self.picks[self.starts[e] as usize..self.starts[e + 1] as usize];
+        let n = picks.len();
+        for (x, &pick) in s.gather.chunks_exact_mut(h).zip(picks) {
+            x.copy_from_slice(&s.norm[pick as usize / self.top_k * h..][..h]);
+        }
+        let x = &s.gather[..n * h];
+        let integer = wants_q8(gate.block) || wants_q8(up.block);
+        let q8 = if integer { exec.quantize(x, h, s.gather_q8) } else { &[] };
+        let x = Columns { f32: x, q8, n: h };
+        exec.product(&gate, gate.bytes(blob), x, s.turned, s.expert_a);
+        exec.product(&up, up.bytes(blob), x, s.turned, s.expert_b);
+        let b = &*s.expert_b;
+        exec.each_row(&mut s.expert_a[..n * inner], inner, |t, row| (exec.ks.silu_mul)(row, &b[t * inner..][..inner]));
+        let mut p = Products { turned: s.turned, q8: s.expert_q8 };
+        exec.matmul(&down, down.bytes(blob), &s.expert_a[..n * inner], &mut p, s.gather);
+        for (y, &pick) in s.gather.chunks_exact(h).zip(picks) {
+            s.expert_out[pick as usize * h..][..h].copy_from_slice(y);
+            self.arrival[pick as usize] = order as u32;
+        }
+    }
+
+    /// Adds each token's experts to `s.out` in router order.
+    fn sum(&self, exec: &Exec<'_>, n: usize, s: &mut TextScratch<'_>) {
+        let (h, k) = (self.config.text.hidden, self.top_k);
+        let (outs, weights) = (&*s.expert_out, &s.router[n * self.experts..][..n * k]);
+        let (arrival, by_arrival) = (&self.arrival, self.tuning.sum_order == SumOrder::Arrival);
+        exec.each_row(&mut s.out[..n * h], h, |t, row| {
+            let mut order: [u16; TOP_K_MAX] = core::array::from_fn(|i| i as u16);
+            if by_arrival {
+                order[..k].sort_unstable_by_key(|&i| arrival[t * k + usize::from(i)]);
+            }
+            for &i in &order[..k] {
+                let pick = t * k + usize::from(i);
+                (exec.ks.axpy)(weights[pick], &outs[pick * h..][..h], row);
+            }
+        });
+    }
+}

@@ -1,0 +1,363 @@
+//! The memory plan: a sum of named lines. The same numbers size the buffers, so what is printed is what is taken.
+
+use crate::cache::ExpertCache;
+use crate::config::{Config, Mixer, VisionConfig};
+use crate::exec::Q8_WORDS;
+use crate::slicing::{Detail, SliceError, SliceParams, crop_patches_max};
+use crate::weights::Weights;
+use alloc::vec::Vec;
+use core::fmt;
+
+/// Element type of the KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvType {
+    /// IEEE half, 2 bytes.
+    F16,
+    /// IEEE single, 4 bytes.
+    F32,
+}
+
+/// What a run needs room for.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Tokens that fit: prompt, visual tokens and answer.
+    pub context: usize,
+    /// Tokens computed together in prefill.
+    pub chunk: usize,
+    /// KV cache element type.
+    pub kv: KvType,
+    /// Room for pictures; `None` for text alone.
+    pub vision: Option<VisionOptions>,
+    /// Most bytes the process may be charged with; `None` takes what all experts need.
+    pub cap_bytes: Option<u64>,
+    /// Most expert slots to take, whatever the cap allows.
+    pub slots_max: Option<usize>,
+    /// Heap of the tokenizer and chat template, bytes.
+    pub tokenizer_bytes: u64,
+}
+
+/// Room for pictures.
+#[derive(Debug, Clone, Copy)]
+pub struct VisionOptions {
+    /// Mode.
+    pub detail: Detail,
+    /// Pixels of the largest picture that will be decoded.
+    pub pixels_max: u64,
+}
+
+/// Code, stacks, file header, allocator: what the process is charged beside the lines that the plan takes itself.
+/// Measured on x86-64 with the bundled model: see `tests/tests/budget.rs`.
+pub const PROGRAM_BYTES: u64 = 12 << 20;
+
+/// Decoding holds the picture, the decoder's own copy and one resized crop: bytes for each pixel.
+const PICTURE_BYTES_PER_PIXEL: u64 = 8;
+
+/// Bounce buffer and ring, bytes.
+const IO_BYTES: u64 = 1 << 20;
+
+/// One line of the plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Line {
+    /// What for.
+    pub name: &'static str,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// The plan of one run.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Its lines; their sum is all the process is charged with.
+    pub lines: Vec<Line>,
+    /// The cap it keeps to, if there is one.
+    pub cap_bytes: Option<u64>,
+    /// Expert slots.
+    pub slots: usize,
+    /// Bytes of one.
+    pub slot_bytes: usize,
+    /// Experts in the file.
+    pub experts: usize,
+    /// Sizes of the engine's buffers.
+    pub(crate) sizes: Sizes,
+    /// Patches of the largest crop.
+    pub patches_max: usize,
+    /// Options it was made for.
+    pub options: Options,
+}
+
+/// Why there is no plan.
+#[derive(Debug, Clone, PartialEq)]
+pub enum PlanError {
+    /// The cap does not hold the smallest set of buffers.
+    CapTooSmall {
+        /// The cap, bytes.
+        cap: u64,
+        /// The smallest cap that would do, bytes.
+        floor: u64,
+        /// Bytes of the lines that a smaller context or chunk would shrink.
+        elastic: u64,
+    },
+    /// The context is not from 1 to what the model was trained for.
+    Context {
+        /// Asked for.
+        found: usize,
+        /// Largest.
+        max: usize,
+    },
+    /// 16x was asked of a model without window merger, or pictures of a model without vision.
+    NoVision(Detail),
+    /// The picture settings are out of range.
+    Slicing(SliceError),
+    /// A buffer's size does not fit the address space.
+    Overflow,
+}
+
+impl fmt::Display for PlanError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |b: u64| b.div_ceil(1 << 20);
+        match self {
+            Self::CapTooSmall { cap, floor, elastic } => write!(
+                f,
+                "a cap of {} MiB is too small: this model and these settings need at least {} MiB, of which {} MiB depend on \
+                 --context and --chunk: raise --memory, lower those, or pack the model with a smaller type",
+                mib(*cap),
+                mib(*floor),
+                mib(*elastic)
+            ),
+            Self::Context { found, max } => {
+                write!(
+                    f,
+                    "a context of {found} tokens: expected 1 to {max}, what the model was trained for: change --context"
+                )
+            }
+            Self::NoVision(d) => {
+                write!(f, "this model file has no vision tower for --detail {}: pack one that has", d.name())
+            }
+            Self::Slicing(e) => e.fmt(f),
+            Self::Overflow => f.write_str("the buffers do not fit the address space: lower --context or --chunk"),
+        }
+    }
+}
+
+impl core::error::Error for PlanError {}
+
+/// Elements of every f32 buffer.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Sizes {
+    pub kv: usize,
+    pub delta: usize,
+    pub conv: usize,
+    pub features: usize,
+    pub logits: usize,
+    pub work: usize,
+}
+
+/// Elements of the parts of `work` while text runs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TextSizes {
+    pub x: usize,
+    pub norm: usize,
+    pub out: usize,
+    pub a: usize,
+    pub b: usize,
+    pub c: usize,
+    pub o: usize,
+    pub heads: usize,
+    pub turned: usize,
+    pub q8: usize,
+    pub rope: usize,
+    pub router: usize,
+    pub expert_out: usize,
+    pub gather: usize,
+    pub gather_q8: usize,
+    pub expert_a: usize,
+    pub expert_b: usize,
+    pub expert_q8: usize,
+}
+
+fn q8_words(n: usize) -> usize {
+    n.div_ceil(32) * Q8_WORDS
+}
+
+impl TextSizes {
+    pub fn new(c: &Config, chunk: usize) -> Self {
+        let t = &c.text;
+        let (h, n) = (t.hidden, chunk);
+        let (experts, k, inner, shared) =
+            t.moe().map_or((0, 0, 0, 0), |m| (m.experts, m.top_k, m.inner, m.shared_inner));
+        let dense = match t.ffn {
+            crate::config::Ffn::Dense { inner } => inner,
+            crate::config::Ffn::Moe(_) => 0,
+        };
+        let (q, kv) = (t.heads * t.head_dim, t.kv_heads * t.head_dim);
+        let widest =
+            [t.conv_channels(), 2 * q, t.delta_inner(), dense, shared, h, kv, inner].into_iter().max().unwrap_or(0);
+        Self {
+            x: n * h,
+            norm: n * h,
+            out: n * h,
+            a: n * t.conv_channels().max(2 * q).max(dense).max(shared),
+            b: n * t.delta_inner().max(kv).max(dense).max(shared),
+            c: n * kv.max(t.delta_inner()),
+            o: n * t.delta_inner().max(q),
+            heads: n * 2 * t.delta_value_heads,
+            turned: n * widest.max(experts),
+            q8: n * q8_words(widest),
+            rope: n * t.rope_dim,
+            router: n * (experts + k) + experts,
+            expert_out: n * k * h,
+            gather: n * h,
+            gather_q8: n * q8_words(h),
+            expert_a: n * inner,
+            expert_b: n * inner,
+            expert_q8: n * q8_words(inner),
+        }
+    }
+
+    /// In the order of the fields.
+    pub fn list(&self) -> [usize; 18] {
+        [
+            self.x,
+            self.norm,
+            self.out,
+            self.a,
+            self.b,
+            self.c,
+            self.o,
+            self.heads,
+            self.turned,
+            self.q8,
+            self.rope,
+            self.router,
+            self.expert_out,
+            self.gather,
+            self.gather_q8,
+            self.expert_a,
+            self.expert_b,
+            self.expert_q8,
+        ]
+    }
+}
+
+/// Elements of the parts of `work` while a crop of `patches` patches runs: 8 buffers of the tower's width, the MLP, its
+/// turned twin, the patches, int8 activations.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct VisionSizes {
+    pub wide: usize,
+    pub inner: usize,
+    pub turned: usize,
+    pub patches: usize,
+    pub q8: usize,
+}
+
+impl VisionSizes {
+    pub const WIDE: usize = 8;
+
+    pub fn new(v: &VisionConfig, hidden: usize, patches: usize) -> Self {
+        // The merger's output has a quarter of the columns, so a text width of up to four towers fits `inner`'s bound.
+        let inner = patches * v.inner.max(v.hidden).max(hidden.div_ceil(4));
+        Self {
+            wide: patches * v.hidden,
+            inner,
+            turned: inner,
+            patches: patches * v.patch_values(),
+            q8: patches * q8_words(v.inner.max(v.hidden).max(v.patch_values())),
+        }
+    }
+
+    pub fn total(&self) -> Option<usize> {
+        [Self::WIDE.checked_mul(self.wide)?, self.inner, self.turned, self.patches, self.q8]
+            .into_iter()
+            .try_fold(0usize, usize::checked_add)
+    }
+}
+
+impl Plan {
+    /// Sums up what a run with `options` needs and gives the rest of the cap to expert slots.
+    ///
+    /// # Errors
+    /// If the cap does not hold the floor, or an option is out of range.
+    pub fn new(c: &Config, w: &Weights, options: Options) -> Result<Self, PlanError> {
+        let t = &c.text;
+        if options.context == 0 || options.context > t.context_max {
+            return Err(PlanError::Context { found: options.context, max: t.context_max });
+        }
+        let chunk = options.chunk.clamp(1, options.context);
+        let options = Options { chunk, ..options };
+        let (patches_max, vision_work, pixels) = match options.vision {
+            None => (0, 0, 0),
+            Some(o) => {
+                let (v, i) = c.vision.as_ref().ok_or(PlanError::NoVision(o.detail))?;
+                if o.detail == Detail::X16 && v.insert_layer.is_none() {
+                    return Err(PlanError::NoVision(o.detail));
+                }
+                let params = SliceParams {
+                    scale_resolution: i.scale_resolution,
+                    patch_size: v.patch as u32,
+                    max_slices: i.max_slices,
+                };
+                let patches = crop_patches_max(&params, o.detail).map_err(PlanError::Slicing)? as usize;
+                let work = VisionSizes::new(v, t.hidden, patches).total().ok_or(PlanError::Overflow)?;
+                (patches, work, o.pixels_max)
+            }
+        };
+        let kv_elems = t.count(Mixer::Attention) * 2 * t.kv_heads * t.head_dim * options.context;
+        let deltas = t.count(Mixer::Delta);
+        let sizes = Sizes {
+            kv: if options.kv == KvType::F16 { kv_elems.div_ceil(2) } else { kv_elems },
+            delta: deltas * t.delta_value_heads * t.delta_key_dim * t.delta_value_dim,
+            conv: deltas * (t.conv_width - 1) * t.conv_channels(),
+            features: if options.vision.is_some() { options.context * t.hidden } else { 0 },
+            logits: t.vocab,
+            work: TextSizes::new(c, chunk).list().iter().sum::<usize>().max(vision_work),
+        };
+        let slot_bytes = w.slot_bytes();
+        let experts = t.moe().map_or(0, |m| m.experts) * w.banks.len();
+        let floor_slots = t.moe().map_or(0, |m| m.top_k);
+        let vision_resident = if c.vision.is_some() { w.vision_bytes() } else { 0 };
+        let words = |n: usize| (n as u64) * 4;
+        let mut lines = alloc::vec![
+            Line { name: "text weights", bytes: w.resident_bytes as u64 - vision_resident },
+            Line { name: "vision weights", bytes: vision_resident },
+            Line { name: "KV cache", bytes: words(sizes.kv) },
+            Line { name: "delta-rule state", bytes: words(sizes.delta) + words(sizes.conv) },
+            Line { name: "activations", bytes: words(sizes.work) + words(sizes.logits) },
+            Line { name: "visual features", bytes: words(sizes.features) },
+            Line { name: "picture decoding", bytes: pixels.saturating_mul(PICTURE_BYTES_PER_PIXEL) },
+            Line { name: "I/O buffers", bytes: IO_BYTES },
+            Line { name: "tokenizer", bytes: options.tokenizer_bytes },
+            Line { name: "program", bytes: PROGRAM_BYTES },
+            Line { name: "expert directory", bytes: 0 },
+            Line { name: "expert slots", bytes: 0 },
+        ];
+        let fixed: u64 = lines.iter().map(|l| l.bytes).sum();
+        let books = crate::moe::heap_bytes(w.banks.len(), t.moe().map_or(0, |m| m.experts), floor_slots, chunk);
+        let directory = |slots: usize| (ExpertCache::heap_bytes(slots, experts) + books) as u64;
+        let floor = fixed + directory(floor_slots) + (floor_slots * slot_bytes) as u64;
+        let mut slots = experts.min(options.slots_max.unwrap_or(usize::MAX)).max(floor_slots);
+        if let Some(cap) = options.cap_bytes {
+            if cap < floor {
+                let elastic = words(sizes.kv) + words(sizes.work) + words(sizes.features);
+                return Err(PlanError::CapTooSmall { cap, floor, elastic });
+            }
+            let spare = cap - fixed - directory(experts).min(cap - fixed);
+            let fit = spare.checked_div(slot_bytes as u64).map_or(0, |n| n as usize);
+            slots = slots.min(fit.max(floor_slots));
+        }
+        let n = lines.len();
+        lines[n - 2].bytes = directory(slots);
+        lines[n - 1].bytes = (slots * slot_bytes) as u64;
+        Ok(Self { lines, cap_bytes: options.cap_bytes, slots, slot_bytes, experts, sizes, patches_max, options })
+    }
+
+    /// Sum of all lines, bytes.
+    pub fn total_bytes(&self) -> u64 {
+        self.lines.iter().map(|l| l.bytes).sum()
+    }
+
+    /// f32 elements of the one block that [`crate::Engine`] takes.
+    pub fn block_elems(&self) -> usize {
+        let s = &self.sizes;
+        s.kv + s.delta + s.conv + s.features + s.logits + s.work
+    }
+}
