@@ -15,6 +15,7 @@ mod exec;
 mod moe;
 pub mod plan;
 pub mod ports;
+pub mod positions;
 pub mod router;
 pub mod sampler;
 pub mod slicing;
