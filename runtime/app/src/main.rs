@@ -1,2 +1,2 @@
-//! Placeholder.
+//! The `forerun` command.
 fn main() {}

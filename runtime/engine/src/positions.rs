@@ -5,9 +5,9 @@
 //! placeholders; where they do not it refuses and never falls back to sequential positions, which would only lose
 //! quality in silence.
 
+use crate::config::TokenIds;
 use alloc::vec::Vec;
 use core::fmt;
-use forerun_format::{FormatError, gguf::Header, keys};
 
 /// What a token stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,70 +21,20 @@ pub enum TokenType {
     Video = 2,
 }
 
-/// Ids of the tokens that carry the structure of pictures in a prompt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Markers {
-    /// Image placeholder.
-    pub image: u32,
-    /// Video placeholder.
-    pub video: u32,
-    /// `<image>`
-    pub image_start: u32,
-    /// `</image>`
-    pub image_end: u32,
-    /// `<slice>`
-    pub slice_start: u32,
-    /// `</slice>`
-    pub slice_end: u32,
-    /// `"\n"`
-    pub newline: u32,
+/// The type of each of `ids`.
+pub fn token_types(ids: &[u32], tokens: &TokenIds) -> Vec<TokenType> {
+    ids.iter()
+        .map(|&id| match id {
+            _ if id == tokens.image => TokenType::Image,
+            _ if id == tokens.video => TokenType::Video,
+            _ => TokenType::Text,
+        })
+        .collect()
 }
 
-impl Markers {
-    /// Reads the ids from a packed model file.
-    ///
-    /// # Errors
-    /// If one is missing, or two are equal.
-    pub fn from_header(header: &Header<'_>) -> Result<Self, FormatError> {
-        let names = [
-            keys::TOKEN_IMAGE,
-            keys::TOKEN_VIDEO,
-            keys::TOKEN_IMAGE_START,
-            keys::TOKEN_IMAGE_END,
-            keys::TOKEN_SLICE_START,
-            keys::TOKEN_SLICE_END,
-            keys::TOKEN_NEWLINE,
-        ];
-        let mut ids = [0; 7];
-        for (i, name) in names.into_iter().enumerate() {
-            ids[i] = header.u32(name)?;
-            if let Some(j) = ids[..i].iter().position(|&id| id == ids[i]) {
-                return Err(FormatError::invalid(
-                    alloc::format!("key {name}"),
-                    alloc::format!("{}, the id of {}", ids[i], names[j]),
-                    "an id of its own",
-                ));
-            }
-        }
-        let [image, video, image_start, image_end, slice_start, slice_end, newline] = ids;
-        Ok(Self { image, video, image_start, image_end, slice_start, slice_end, newline })
-    }
-
-    /// The type of each of `ids`.
-    pub fn types(&self, ids: &[u32]) -> Vec<TokenType> {
-        ids.iter()
-            .map(|&id| match id {
-                _ if id == self.image => TokenType::Image,
-                _ if id == self.video => TokenType::Video,
-                _ => TokenType::Text,
-            })
-            .collect()
-    }
-
-    /// Whether `id` belongs to the frame of a picture rather than to text: the five markers, not the placeholders.
-    fn frames(&self, id: u32) -> bool {
-        [self.image_start, self.image_end, self.slice_start, self.slice_end, self.newline].contains(&id)
-    }
+/// Whether `id` is one of the five markers, which belong to the frame of a picture rather than to text.
+fn is_marker(id: u32, t: &TokenIds) -> bool {
+    [t.image_start, t.image_end, t.slice_start, t.slice_end, t.newline].contains(&id)
 }
 
 /// Positions of a prompt of `n` tokens.
@@ -212,10 +162,10 @@ struct Frame {
 
 /// Computes the positions of a prompt.
 ///
-/// * `ids`, `types`: the tokens, `[n]`; see [`Markers::types`].
+/// * `ids`, `types`: the tokens, `[n]`; see [`token_types`].
 /// * `grids`: sides of each crop (rows, columns) in patches, in the order of the prompt, thumbnails before their slices.
 /// * `merge`: patches along the side of a visual token: 4 in 16x mode, 2 in 4x mode.
-/// * `canvas`: `forerun.mrope.canvas`; if false all positions are sequential (MiniCPM-V 4.6), after the same checks.
+/// * `canvas`: [`crate::config::ImageConfig::canvas`]; if false all positions are sequential (MiniCPM-V 4.6), after the same checks.
 ///
 /// # Errors
 /// If grids and placeholders do not fit, or a picture does not begin with `<image>`.
@@ -224,7 +174,7 @@ pub fn positions(
     types: &[TokenType],
     grids: &[(u32, u32)],
     merge: u32,
-    markers: &Markers,
+    tokens: &TokenIds,
     canvas: bool,
 ) -> Result<Positions, PositionError> {
     if ids.len() != types.len() {
@@ -239,7 +189,7 @@ pub fn positions(
 
     let mut pos = 0;
     let mut at = 0;
-    for frame in frames(ids, &crops, markers)? {
+    for frame in frames(ids, &crops, tokens)? {
         // Between frames of one group nothing is left: the first one's end has swallowed the second one's <image>.
         while at < frame.start {
             out.set(at, pos, pos, pos);
@@ -293,17 +243,17 @@ fn check_crop(crop: usize, start: usize, end: usize, grid: (u32, u32), merge: u3
 }
 
 /// Joins crops to frames. A crop after `<slice>` is a slice of the frame before it, any other one a thumbnail.
-fn frames(ids: &[u32], crops: &[Crop], markers: &Markers) -> Result<Vec<Frame>, PositionError> {
+fn frames(ids: &[u32], crops: &[Crop], tokens: &TokenIds) -> Result<Vec<Frame>, PositionError> {
     let mut frames: Vec<Frame> = Vec::new();
     for (i, crop) in crops.iter().enumerate() {
         let before = crop.start.checked_sub(1);
-        let end = crop.end + ids[crop.end..].iter().take_while(|&&id| markers.frames(id)).count();
+        let end = crop.end + ids[crop.end..].iter().take_while(|&&id| is_marker(id, tokens)).count();
         match (before.map(|b| ids[b]), frames.last_mut()) {
-            (Some(id), Some(frame)) if id == markers.slice_start => {
+            (Some(id), Some(frame)) if id == tokens.slice_start => {
                 frame.slices += 1;
                 frame.end = end;
             }
-            (Some(id), _) if id == markers.image_start => {
+            (Some(id), _) if id == tokens.image_start => {
                 frames.push(Frame { start: crop.start - 1, end, crop: i, slices: 0 });
             }
             _ => return Err(PositionError::Start { crop: i, at: crop.start }),

@@ -3,11 +3,19 @@
 use super::*;
 use alloc::vec;
 
-const MARKERS: Markers =
-    Markers { image: 100, video: 101, image_start: 10, image_end: 11, slice_start: 12, slice_end: 13, newline: 14 };
+const TOKENS: TokenIds = TokenIds {
+    image: 100,
+    video: 101,
+    image_start: 10,
+    image_end: 11,
+    slice_start: 12,
+    slice_end: 13,
+    newline: 14,
+    stop: Vec::new(),
+};
 
 fn run(ids: &[u32], grids: &[(u32, u32)], merge: u32) -> Result<Positions, PositionError> {
-    positions(ids, &MARKERS.types(ids), grids, merge, &MARKERS, true)
+    positions(ids, &token_types(ids, &TOKENS), grids, merge, &TOKENS, true)
 }
 
 #[track_caller]
@@ -193,12 +201,12 @@ fn what_does_not_fit_is_refused_by_name() {
     assert_eq!(run(&ids, &[(8, 8)], 0), Err(PositionError::Grid { crop: 0, grid: (8, 8), merge: 0 }));
     assert_eq!(run(&ids[2..], &[(8, 8)], 4), Err(PositionError::Start { crop: 0, at: 0 }));
     assert_eq!(
-        positions(&ids, &[], &[(8, 8)], 4, &MARKERS, true),
+        positions(&ids, &[], &[(8, 8)], 4, &TOKENS, true),
         Err(PositionError::Types { ids: ids.len(), types: 0 })
     );
-    let sequential = positions(&ids, &MARKERS.types(&ids), &[(8, 8)], 4, &MARKERS, false).unwrap();
+    let sequential = positions(&ids, &token_types(&ids, &TOKENS), &[(8, 8)], 4, &TOKENS, false).unwrap();
     assert_eq!((sequential.w[5], sequential.delta), (5, 0));
-    let wrong = positions(&ids, &MARKERS.types(&ids), &[(8, 12)], 4, &MARKERS, false);
+    let wrong = positions(&ids, &token_types(&ids, &TOKENS), &[(8, 12)], 4, &TOKENS, false);
     assert!(wrong.is_err(), "sequential positions skip no check");
 }
 
@@ -235,13 +243,13 @@ fn noise_never_panics() {
                 }
             }
         }
-        let mut types = MARKERS.types(&ids);
+        let mut types = token_types(&ids, &TOKENS);
         if next(10) == 0 && !types.is_empty() {
             let at = next(types.len() as u64) as usize;
             types[at] = [TokenType::Text, TokenType::Image, TokenType::Video][next(3) as usize];
         }
-        let markers = if next(10) == 0 { Markers { newline: 100, ..MARKERS } } else { MARKERS };
-        if let Ok(p) = positions(&ids, &types, &grids, 4, &markers, true) {
+        let tokens = if next(10) == 0 { TokenIds { newline: 100, ..TOKENS } } else { TOKENS };
+        if let Ok(p) = positions(&ids, &types, &grids, 4, &tokens, true) {
             accepted += 1;
             let end = ids.len() as i64 + p.delta;
             let ok =
