@@ -1,2 +1,175 @@
-//! Placeholder.
-fn main() {}
+//! The `forerun-quant` command: arguments, progress, exit codes.
+#![forbid(unsafe_code)]
+
+use clap::{Parser, Subcommand};
+use forerun_format::BlockType;
+use forerun_quant::{Inspect, Types};
+use std::{
+    io::{IsTerminal, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+/// Pack MiniCPM-V checkpoints into the model file that forerun runs, and inspect such files.
+#[derive(Parser)]
+#[command(name = "forerun-quant", version, after_help = EXIT_CODES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done
+  1  reading or writing failed, or a file stands in the way
+  2  wrong arguments
+  3  the checkpoint or model file is damaged or not supported
+  4  not enough space or memory";
+
+const PACK_HELP: &str = "\
+Examples:
+  forerun-quant pack --from MiniCPM-V-4.7 --to minicpm-v.gguf
+  forerun-quant pack --from MiniCPM-V-4.7 --to small.gguf --type q8_0 --type experts=q4_0
+  forerun-quant pack --from MiniCPM-V-4.7 --to exact.gguf --type bf16
+
+Bits per weight: f32 32, bf16 16, f16 16, q8_0 8.5, q4_0 4.5. Norms, routers and the patch embedding keep full
+precision, and so does a matrix whose rows are not whole blocks of the type.
+
+The file is written as FILE.partial and gets its name when it is complete. Memory use stays below 1 GiB whatever the
+size of the checkpoint. Equal weights give equal bytes.
+
+Exit codes: 0 done, 1 I/O, 2 arguments, 3 bad checkpoint, 4 not enough space or memory.";
+
+const INSPECT_HELP: &str = "\
+Every tensor and every expert is read and compared with its checksum; --no-checksums reads the header only.
+
+Exit codes: 0 sound, 1 I/O, 2 arguments, 3 damaged or not a model file, 4 not enough memory.";
+
+#[derive(Subcommand)]
+enum Command {
+    /// Convert a Hugging Face checkpoint folder to one model file
+    #[command(after_help = PACK_HELP)]
+    Pack {
+        /// Folder with config.json, tokenizer.json and model*.safetensors
+        #[arg(long, value_name = "DIR")]
+        from: PathBuf,
+        /// Model file to write
+        #[arg(long, value_name = "FILE")]
+        to: PathBuf,
+        /// Element type of the weights: T for all, or experts=T, resident=T (text without experts), vision=T. May be
+        /// given more than once; later ones win [T: f32, bf16, f16, q8_0, q4_0] [default: q8_0]
+        #[arg(long = "type", value_name = "T", value_parser = parse_type)]
+        types: Vec<TypeArg>,
+        /// Replace FILE if it exists
+        #[arg(long)]
+        force: bool,
+    },
+    /// Print what a model file holds, and check it
+    #[command(after_help = INSPECT_HELP)]
+    Inspect {
+        /// Model file
+        file: PathBuf,
+        /// List every tensor with type, shape (contiguous axis first) and offset
+        #[arg(long)]
+        tensors: bool,
+        /// Do not read the data
+        #[arg(long)]
+        no_checksums: bool,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Debug, Clone, Copy)]
+enum TypeArg {
+    All(BlockType),
+    Experts(BlockType),
+    Resident(BlockType),
+    Vision(BlockType),
+}
+
+fn parse_type(text: &str) -> Result<TypeArg, String> {
+    let (part, name) = text.split_once('=').map_or(("", text), |(p, n)| (p, n));
+    let block = BlockType::from_name(name).ok_or_else(|| {
+        format!("type {name:?}, expected one of {}", BlockType::names().collect::<Vec<_>>().join(", "))
+    })?;
+    match part {
+        "" if !text.starts_with('=') => Ok(TypeArg::All(block)),
+        "experts" => Ok(TypeArg::Experts(block)),
+        "resident" => Ok(TypeArg::Resident(block)),
+        "vision" => Ok(TypeArg::Vision(block)),
+        _ => Err(format!("part {part:?}, expected experts, resident or vision")),
+    }
+}
+
+fn types(args: &[TypeArg]) -> Types {
+    let mut t = Types { experts: BlockType::Q8_0, resident: BlockType::Q8_0, vision: None };
+    for a in args {
+        match *a {
+            TypeArg::All(b) => t = Types { experts: b, resident: b, vision: None },
+            TypeArg::Experts(b) => t.experts = b,
+            TypeArg::Resident(b) => t.resident = b,
+            TypeArg::Vision(b) => t.vision = Some(b),
+        }
+    }
+    t
+}
+
+/// Files below this many bytes are done before a log line could be of use.
+const LOG_BYTES_MIN: u64 = 256 << 20;
+
+/// A bar on a terminal, a log line for each tenth of a large file elsewhere.
+fn progress() -> Box<dyn FnMut(u64, u64)> {
+    if std::io::stderr().is_terminal() {
+        let bar = indicatif::ProgressBar::new(0);
+        let style = "{bar:40} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
+        bar.set_style(
+            indicatif::ProgressStyle::with_template(style).unwrap_or_else(|_| indicatif::ProgressStyle::default_bar()),
+        );
+        return Box::new(move |done, total| {
+            bar.set_length(total);
+            bar.set_position(done);
+            if done == total {
+                bar.finish();
+            }
+        });
+    }
+    let mut tenths = 0;
+    Box::new(move |done, total| {
+        let now = done.saturating_mul(10) / total.max(1);
+        if now > tenths && total >= LOG_BYTES_MIN {
+            tenths = now;
+            log::info!("{} of {} MiB", done >> 20, total >> 20);
+        }
+    })
+}
+
+fn run(command: Command) -> Result<(), forerun_quant::Error> {
+    match command {
+        Command::Pack { from, to, types: args, force } => {
+            let done = forerun_quant::pack(&from, &to, types(&args), force, &mut progress())?;
+            log::info!("{}: {} bytes, {} tensors, {} experts", to.display(), done.bytes, done.tensors, done.experts);
+            Ok(())
+        }
+        Command::Inspect { file, tensors, no_checksums, json } => {
+            let options = Inspect { tensors, checksums: !no_checksums, json };
+            let mut out = std::io::stdout().lock();
+            let mut bar = progress();
+            forerun_quant::inspect(&file, options, &mut out, &mut bar)
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("info"))
+        .format(|f, r| writeln!(f, "{}: {}", r.level().as_str().to_lowercase(), r.args()))
+        .init();
+    match run(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("error: {e}");
+            ExitCode::from(e.exit_code())
+        }
+    }
+}

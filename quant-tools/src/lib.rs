@@ -1,0 +1,21 @@
+//! Turns a Hugging Face checkpoint of MiniCPM-V into the one file that forerun runs, and looks into such files.
+//!
+//! The commands' work is here, so that tests and fuzzers reach it; the binary only reads arguments and reports.
+#![forbid(unsafe_code)]
+
+mod checkpoint;
+mod config;
+mod convert;
+mod error;
+mod inspect;
+mod metadata;
+mod output;
+mod pack;
+mod plan;
+pub mod safetensors;
+mod tokenizer;
+
+pub use error::{Error, Result};
+pub use inspect::{Inspect, inspect};
+pub use pack::{Packed, pack};
+pub use plan::Types;
