@@ -1,9 +1,14 @@
-//! The parts of the `forerun` program that are not its command line: tokenizer, chat template, prompts.
+//! The `forerun` program as a library: command line, opening a model, conversations, tokenizer, chat template, prompts.
 //!
 //! Relies on `forerun-engine` and `forerun-format`. Everything here takes untrusted text and files and never panics on
 //! them.
 #![forbid(unsafe_code)]
 
+pub mod cli;
+pub mod commands;
+pub mod error;
+pub mod model;
 pub mod prompt;
+pub mod session;
 pub mod template;
 pub mod tokenizer;

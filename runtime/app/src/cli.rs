@@ -1,0 +1,316 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use forerun_engine::plan::KvType;
+use forerun_engine::slicing::Detail;
+use forerun_linux::IoChoice;
+use std::path::PathBuf;
+
+const AFTER: &str = "\
+Exit codes:
+  0  done
+  1  storage or operating system failed
+  2  wrong command line
+  3  bad input: model file, picture, prompt
+  4  does not fit: memory cap, context
+  5  a check failed (verify, demo)
+
+Environment:
+  FORERUN_MODEL    model file, where --model is not given
+  FORERUN_KERNELS  force a kernel variant (scalar)
+  RUST_LOG         log level: error, warn (default), info, debug";
+
+/// Runs MiniCPM-V 4.7 on small boards: experts stay on storage and are read ahead of need.
+///
+/// Start with `forerun demo`, then `forerun run --model FILE --image PICTURE --prompt "What is this?"`.
+#[derive(Debug, Parser)]
+#[command(name = "forerun", version, after_help = AFTER)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+#[allow(clippy::large_enum_variant)] // one exists
+pub enum Command {
+    /// Answer one prompt, with or without pictures
+    Run(RunArgs),
+    /// Talk: each line is a message, /image PATH shows a picture
+    Chat(ChatArgs),
+    /// Show what a model needs in memory, line by line, without running it
+    Plan(PlanArgs),
+    /// Show that cap, cache, prediction, threads and chunks do not change a bit of the result
+    Verify(VerifyArgs),
+    /// Look at the bundled pictures with the bundled model
+    Demo(DemoArgs),
+}
+
+/// Which model.
+#[derive(Debug, Clone, Args)]
+pub struct ModelArgs {
+    /// Model file, made by 'forerun-quant pack'
+    #[arg(short, long, value_name = "FILE")]
+    pub model: Option<PathBuf>,
+}
+
+/// How the engine is set up.
+#[derive(Debug, Clone, Args)]
+pub struct EngineArgs {
+    /// Most memory to use in all, such as 3G or 512M [default: 80 % of what is free]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub memory: Option<u64>,
+    /// Tokens that fit: prompt, pictures and answer
+    #[arg(long, value_name = "TOKENS", default_value_t = 4096)]
+    pub context: usize,
+    /// Tokens computed together while reading the prompt
+    #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub chunk: u16,
+    /// Threads [default: all CPUs, at most 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub threads: Option<u8>,
+    /// Element type of the KV cache
+    #[arg(long, value_name = "TYPE", default_value = "f16")]
+    pub kv: Kv,
+    /// How experts are read
+    #[arg(long, value_name = "ENGINE", default_value = "auto")]
+    pub io: Io,
+    /// Do not read ahead what the next layer will want
+    #[arg(long)]
+    pub no_predict: bool,
+    /// Most expert slots, whatever fits
+    #[arg(long, value_name = "N", hide = true)]
+    pub slots: Option<usize>,
+}
+
+/// How pictures are seen.
+#[derive(Debug, Clone, Args)]
+pub struct VisionArgs {
+    /// Patches a visual token stands for: 16x is fast, 4x sees more [default: the model's]
+    #[arg(long, value_name = "MODE", value_parser = parse_detail)]
+    pub detail: Option<Detail>,
+    /// Most slices a picture is cut into [default: the model's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub max_slices: Option<u32>,
+}
+
+/// How the next word is chosen.
+#[derive(Debug, Clone, Args)]
+pub struct SampleArgs {
+    /// Most tokens of an answer
+    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    pub max_tokens: usize,
+    /// 0 always takes the likeliest word [default: the model's]
+    #[arg(long, value_name = "T", value_parser = parse_nonnegative)]
+    pub temperature: Option<f32>,
+    /// Choose among the words that hold this share of probability [default: the model's]
+    #[arg(long, value_name = "P", value_parser = parse_share)]
+    pub top_p: Option<f32>,
+    /// Choose among this many words, 0 for all [default: the model's]
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<usize>,
+    /// Same seed, same answer
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Think before answering; the thoughts go to standard error
+    #[arg(long)]
+    pub think: bool,
+}
+
+/// `forerun run`
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Picture to show before the prompt (PNG, JPEG, WebP); may be repeated
+    #[arg(short, long, value_name = "PICTURE")]
+    pub image: Vec<PathBuf>,
+    /// What to ask
+    #[arg(short, long, value_name = "TEXT")]
+    pub prompt: String,
+    /// Instruction that comes before the conversation
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Print one JSON object instead of words as they come
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub sample: SampleArgs,
+    #[command(flatten)]
+    pub vision: VisionArgs,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// `forerun chat`
+#[derive(Debug, Args)]
+pub struct ChatArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Instruction that comes before the conversation
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Pixels of the largest picture that may be shown
+    #[arg(long, value_name = "N", default_value_t = 1 << 21)]
+    pub max_pixels: u64,
+    #[command(flatten)]
+    pub sample: SampleArgs,
+    #[command(flatten)]
+    pub vision: VisionArgs,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// `forerun plan`
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Plan for text alone
+    #[arg(long)]
+    pub text_only: bool,
+    /// Pixels of the largest picture that will be shown
+    #[arg(long, value_name = "N", default_value_t = 1 << 21)]
+    pub max_pixels: u64,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub vision: VisionArgs,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// `forerun verify`
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Picture to show; may be repeated
+    #[arg(short, long, value_name = "PICTURE")]
+    pub image: Vec<PathBuf>,
+    /// What to ask
+    #[arg(short, long, value_name = "TEXT", default_value = "Describe what you know about the sea in one sentence.")]
+    pub prompt: String,
+    /// Tokens to generate in each run
+    #[arg(long, value_name = "TOKENS", default_value_t = 16)]
+    pub tokens: usize,
+    /// Tokens that fit
+    #[arg(long, value_name = "TOKENS", default_value_t = 1024)]
+    pub context: usize,
+    /// Break something on purpose, to see that verify notices
+    #[arg(long, value_name = "FAULT")]
+    pub inject: Option<Fault>,
+    #[command(flatten)]
+    pub vision: VisionArgs,
+}
+
+/// `forerun demo`
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    /// Folder with demo.json [default: tests/demo here, else /usr/share/forerun/demo]
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// A deliberate fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Fault {
+    /// Flip a bit of one expert after it was read, in every run but the first, with checksums off
+    FlipByte,
+    /// Sum experts in the order in which they arrive instead of router order
+    ArrivalOrder,
+}
+
+/// Element type of the KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Kv {
+    /// 2 bytes
+    F16,
+    /// 4 bytes
+    F32,
+}
+
+impl From<Kv> for KvType {
+    fn from(k: Kv) -> Self {
+        match k {
+            Kv::F16 => Self::F16,
+            Kv::F32 => Self::F32,
+        }
+    }
+}
+
+/// How experts are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Io {
+    /// io_uring, or pread where it is refused
+    Auto,
+    /// io_uring or nothing
+    Uring,
+    /// Threads that call pread
+    Pread,
+}
+
+impl From<Io> for IoChoice {
+    fn from(i: Io) -> Self {
+        match i {
+            Io::Auto => Self::Auto,
+            Io::Uring => Self::Uring,
+            Io::Pread => Self::Pread,
+        }
+    }
+}
+
+fn parse_detail(s: &str) -> Result<Detail, String> {
+    Detail::parse(s).ok_or_else(|| "expected 16x or 4x".into())
+}
+
+fn parse_nonnegative(s: &str) -> Result<f32, String> {
+    s.parse().ok().filter(|t: &f32| t.is_finite() && *t >= 0.0).ok_or_else(|| "expected a number of at least 0".into())
+}
+
+fn parse_share(s: &str) -> Result<f32, String> {
+    s.parse().ok().filter(|p| *p > 0.0 && *p <= 1.0).ok_or_else(|| "expected a number above 0, at most 1".into())
+}
+
+/// Bytes from text such as `3G`, `512M`, `1.5GiB` or `4096`; units are powers of 1024.
+fn parse_size(s: &str) -> Result<u64, String> {
+    let wrong = || format!("{s:?}: expected a size such as 3G, 512M or 4096");
+    let digits = s.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(s.len());
+    let (number, unit) = s.split_at(digits);
+    let number: f64 = number.parse().map_err(|_| wrong())?;
+    let shift = match unit.trim().to_ascii_uppercase().trim_end_matches("IB").trim_end_matches('B') {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return Err(wrong()),
+    };
+    let bytes = number * (1u64 << shift) as f64;
+    if bytes.is_finite() && bytes >= 1.0 && bytes < 1e18 { Ok(bytes as u64) } else { Err(wrong()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        for (text, want) in [("3G", 3 << 30), ("512M", 512 << 20), ("1.5GiB", 3 << 29), ("4096", 4096), ("64kb", 65536)] {
+            assert_eq!(parse_size(text), Ok(want), "{text}");
+        }
+        for text in ["", "G", "-1G", "3X", "1e9", "nan", "0", "99999999999T"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,81 @@
+//! One module a command.
+
+pub mod chat;
+pub mod demo;
+pub mod plan;
+pub mod run;
+pub mod verify;
+
+use crate::model::Facts;
+use crate::session::{Answer, Piece};
+use forerun_engine::Counters;
+use std::io::{IsTerminal, Write};
+
+/// Prints words to standard output and thoughts, dimmed on a terminal, to standard error.
+pub struct Printer {
+    dim: bool,
+    thinking: bool,
+}
+
+impl Printer {
+    /// A printer for one answer.
+    pub fn new() -> Self {
+        Self { dim: std::io::stderr().is_terminal(), thinking: false }
+    }
+
+    /// Prints a piece at once. A reader that went away is not an error worth dying for.
+    pub fn print(&mut self, piece: Piece<'_>) {
+        match piece {
+            Piece::Thought(t) => {
+                let mut err = std::io::stderr().lock();
+                let _ = if self.dim { write!(err, "\x1b[2m{t}\x1b[0m") } else { write!(err, "{t}") };
+                self.thinking = true;
+            }
+            Piece::Text(t) => {
+                if std::mem::take(&mut self.thinking) {
+                    eprintln!();
+                }
+                let mut out = std::io::stdout().lock();
+                let _ = write!(out, "{t}").and_then(|()| out.flush());
+            }
+        }
+    }
+}
+
+impl Default for Printer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// One line on how it ran.
+pub fn summary(a: &Answer, c: &Counters) -> String {
+    let mut s = format!(
+        "{} prompt tokens, first token after {:.0} ms, {} tokens at {:.1} tokens/s",
+        a.prompt_tokens,
+        a.timings.first_token_ms,
+        a.tokens.len(),
+        a.tokens_per_second()
+    );
+    if c.hits + c.misses > 0 {
+        s += &format!(
+            "; experts: {} hits, {} misses, {} predicted of which {} used",
+            c.hits, c.misses, c.predicted, c.predicted_used
+        );
+    }
+    s
+}
+
+/// One line on what it runs with.
+pub fn headline(facts: &Facts) -> String {
+    let p = &facts.plan;
+    let mut s = format!("kernels {}, {} threads, {}", facts.kernels, facts.threads, facts.io);
+    if p.experts > 0 {
+        s += &format!(", {} of {} experts fit in memory", p.slots, p.experts);
+    }
+    s + &format!(", {:.1} MiB in all, ready in {:.0} ms", mib(p.total_bytes()), facts.load_ms)
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}

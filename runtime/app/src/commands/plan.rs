@@ -1,0 +1,60 @@
+//! `forerun plan`: the memory plan, line by line.
+
+use super::mib;
+use crate::cli::PlanArgs;
+use crate::error::AppError;
+use crate::model::{Model, model_path};
+use forerun_engine::plan::Plan;
+use serde_json::json;
+use std::fmt::Write;
+
+/// Runs the command.
+///
+/// # Errors
+/// If the file is not a model, or the plan does not fit.
+pub fn run(args: &PlanArgs) -> Result<(), AppError> {
+    let model = Model::open(&model_path(&args.model)?)?;
+    let detail = (!args.text_only && model.config.vision.is_some()).then(|| model.detail(&args.vision));
+    let plan = model.plan(&model.setup(&args.engine, detail, args.max_pixels))?;
+    if args.json {
+        let lines: serde_json::Map<_, _> = plan.lines.iter().map(|l| (l.name.to_owned(), json!(l.bytes))).collect();
+        let whole = json!({
+            "model": model.config.name,
+            "file_bytes": model.file_bytes,
+            "cap_bytes": plan.cap_bytes,
+            "total_bytes": plan.total_bytes(),
+            "lines": lines,
+            "context": plan.options.context,
+            "expert_slots": plan.slots,
+            "expert_slot_bytes": plan.slot_bytes,
+            "experts": plan.experts,
+        });
+        println!("{whole}");
+    } else {
+        println!("{}, {:.1} MiB on storage", model.config.name, mib(model.file_bytes));
+        print!("{}", table(&plan));
+    }
+    Ok(())
+}
+
+/// The plan as people read it. Lines of no bytes are left out.
+pub fn table(plan: &Plan) -> String {
+    let mut s = String::from("memory plan\n");
+    for l in plan.lines.iter().filter(|l| l.bytes > 0) {
+        let note = match l.name {
+            "expert slots" => format!("  {} of {} experts, {:.2} MiB each", plan.slots, plan.experts, mib(plan.slot_bytes as u64)),
+            "KV cache" => format!("  {} tokens", plan.options.context),
+            "activations" if plan.patches_max > 0 => {
+                format!("  {} tokens or {} patches at once", plan.options.chunk, plan.patches_max)
+            }
+            _ => String::new(),
+        };
+        let _ = writeln!(s, "  {:<18}{:>10.2} MiB{note}", l.name, mib(l.bytes));
+    }
+    let _ = write!(s, "  {:<18}{:>10.2} MiB", "sum", mib(plan.total_bytes()));
+    let _ = match plan.cap_bytes {
+        Some(cap) => writeln!(s, "  of a cap of {:.2} MiB", mib(cap)),
+        None => writeln!(s),
+    };
+    s
+}

@@ -1,0 +1,188 @@
+//! `forerun verify`: one hash over all logits, whatever the cap, prediction, threads, I/O and chunk size.
+
+use crate::cli::{Fault, SampleArgs, VerifyArgs};
+use crate::error::AppError;
+use crate::model::{Model, Setup, model_path};
+use crate::session::{Look, Session, user_message};
+use forerun_engine::plan::{KvType, Options, VisionOptions};
+use forerun_engine::ports::{Completion, Read, ReadError, Storage};
+use forerun_engine::{Observer, SumOrder, Tuning};
+use forerun_linux::IoChoice;
+use sha2::{Digest, Sha256};
+
+/// One cell of the matrix.
+#[derive(Debug, Clone, Copy)]
+struct Cell {
+    smallest: bool,
+    predict: bool,
+    threads: usize,
+    io: IoChoice,
+    chunk: usize,
+}
+
+/// All combinations of cap, prediction and threads; the I/O engine and the chunk size change along the way, so that each
+/// of their values meets each cap.
+fn matrix() -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for smallest in [false, true] {
+        for predict in [true, false] {
+            for threads in [1, 2] {
+                let io = if threads == 1 { IoChoice::Auto } else { IoChoice::Pread };
+                let chunk = if predict { 64 } else { 5 };
+                cells.push(Cell { smallest, predict, threads, io, chunk });
+            }
+        }
+    }
+    cells
+}
+
+/// Hashes the bits of all logits.
+#[derive(Default)]
+struct Hasher(Sha256);
+
+impl Observer for Hasher {
+    fn wants_all_logits(&self) -> bool {
+        true
+    }
+
+    fn logits(&mut self, token: usize, logits: &[f32]) {
+        self.0.update((token as u64).to_le_bytes());
+        for x in logits {
+            self.0.update(x.to_le_bytes());
+        }
+    }
+}
+
+/// A storage that flips one bit of the first expert it delivers, each time it delivers it.
+struct FlipByte<S> {
+    inner: S,
+    victim: Option<u64>,
+    offsets: Vec<u64>,
+    active: bool,
+}
+
+impl<S: Storage> Storage for FlipByte<S> {
+    fn slots(&self) -> usize {
+        self.inner.slots()
+    }
+
+    fn slot_bytes(&self) -> usize {
+        self.inner.slot_bytes()
+    }
+
+    fn depth_max(&self) -> usize {
+        self.inner.depth_max()
+    }
+
+    fn submit(&mut self, reads: &[Read]) -> usize {
+        for r in reads {
+            self.offsets[r.slot as usize] = r.offset;
+        }
+        self.inner.submit(reads)
+    }
+
+    fn complete(&mut self, wait: bool) -> Option<Completion> {
+        let c = self.inner.complete(wait)?;
+        let offset = self.offsets[c.slot as usize];
+        if self.active && c.result.is_ok() && *self.victim.get_or_insert(offset) == offset {
+            self.inner.slot_mut(c.slot)[1] ^= 1;
+        }
+        Some(c)
+    }
+
+    fn slot(&self, slot: u32) -> &[u8] {
+        self.inner.slot(slot)
+    }
+
+    fn slot_mut(&mut self, slot: u32) -> &mut [u8] {
+        self.inner.slot_mut(slot)
+    }
+
+    fn read_at(&mut self, offset: u64, out: &mut [u8]) -> Result<(), ReadError> {
+        self.inner.read_at(offset, out)
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// If the hashes differ, or a run fails.
+pub fn run(args: &VerifyArgs) -> Result<(), AppError> {
+    let model = Model::open(&model_path(&args.model)?)?;
+    let pixels_max = super::run::pixels_max(&args.image)?;
+    let detail = model.detail(&args.vision);
+    let look = Look { detail, max_slices: args.vision.max_slices, pixels_max };
+    let mut session = Session::new(&model, look, None);
+    session.messages.push(user_message(args.image.len(), &args.prompt));
+    session.pictures.clone_from(&args.image);
+    if args.inject.is_some() && model.config.text.moe().is_none() {
+        return Err(AppError::Input("this model has no experts to break: --inject needs a mixture of experts".into()));
+    }
+    let sample = SampleArgs {
+        max_tokens: args.tokens,
+        temperature: Some(0.0),
+        top_p: None,
+        top_k: None,
+        seed: 0,
+        think: false,
+    };
+
+    let mut hashes: Vec<String> = Vec::new();
+    println!("{:<9}{:<11}{:<8}{:<9}{:<7}{:>8}{:>8}  hash", "slots", "prediction", "threads", "io", "chunk", "hits", "misses");
+    for (i, cell) in matrix().into_iter().enumerate() {
+        let tuning = Tuning {
+            predict: cell.predict,
+            checksums: args.inject != Some(Fault::FlipByte),
+            sum_order: if args.inject == Some(Fault::ArrivalOrder) { SumOrder::Arrival } else { SumOrder::Router },
+        };
+        let setup = setup(&model, args, cell, tuning, pixels_max);
+        let flip = args.inject == Some(Fault::FlipByte) && i > 0;
+        let mut hasher = Hasher::default();
+        let slots = model.plan(&setup)?.slots;
+        let counters = model.with_engine(
+            &setup,
+            |inner| FlipByte { offsets: vec![0; inner.slots()], inner, victim: None, active: flip },
+            |engine, _| {
+                session.answer(engine, &sample, &mut hasher, &mut |_| {})?;
+                Ok(engine.counters())
+            },
+        )?;
+        let hash: String = hasher.0.finalize()[..8].iter().map(|b| format!("{b:02x}")).collect();
+        let io = if cell.io == IoChoice::Pread { "pread" } else { "auto" };
+        println!(
+            "{slots:<9}{:<11}{:<8}{io:<9}{:<7}{:>8}{:>8}  {hash}",
+            if cell.predict { "on" } else { "off" },
+            cell.threads,
+            cell.chunk,
+            counters.hits,
+            counters.misses
+        );
+        hashes.push(hash);
+    }
+    let different = hashes.iter().filter(|h| **h != hashes[0]).count();
+    if different > 0 {
+        return Err(AppError::Check(format!(
+            "NOT lossless: {different} of {} runs differ from the first: do not trust this machine's memory or storage; report it \
+             if it happens again",
+            hashes.len()
+        )));
+    }
+    println!("lossless: one hash {} over {} runs", hashes[0], hashes.len());
+    Ok(())
+}
+
+fn setup(model: &Model, args: &VerifyArgs, cell: Cell, tuning: Tuning, pixels_max: u64) -> Setup {
+    let vision = (!args.image.is_empty() && model.config.vision.is_some())
+        .then(|| VisionOptions { detail: model.detail(&args.vision), pixels_max });
+    let options = Options {
+        context: args.context.min(model.config.text.context_max),
+        chunk: cell.chunk,
+        kv: KvType::F16,
+        vision,
+        cap_bytes: None,
+        // The floor is what a token uses in one layer; asking for fewer gives just that.
+        slots_max: cell.smallest.then_some(0),
+        tokenizer_bytes: 0,
+    };
+    Setup { options, threads: cell.threads, io: cell.io, tuning }
+}

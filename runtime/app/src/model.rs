@@ -1,0 +1,246 @@
+//! Opens a model file and runs something with an engine on it: header, plan, arena, resident weights, threads.
+
+use crate::cli::{EngineArgs, ModelArgs, VisionArgs};
+use crate::error::AppError;
+use crate::prompt::PromptBuilder;
+use crate::template::Template;
+use crate::tokenizer::Tokenizer;
+use forerun_engine::{
+    Engine, Tuning,
+    config::Config,
+    plan::{KvType, Options, Plan, VisionOptions},
+    slicing::Detail,
+    weights::Weights,
+};
+use forerun_format::{FormatError, gguf::Header};
+use forerun_kernels::KernelSet;
+use forerun_linux::{Arena, DirectFile, FileStorage, IoChoice, Pool, sys};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+/// Longest header that is read: a vocabulary of a million tokens is about 40 MiB.
+const HEADER_BYTES_MAX: u64 = 256 << 20;
+
+/// Reads in flight, at most.
+const DEPTH: usize = 32;
+
+/// Slots of a dense model, whose storage only reads embedding rows.
+const NO_SLOT_BYTES: usize = 4096;
+
+/// Memory that the tokenizer takes for each token of the vocabulary, at most, while it is built: see docs/memory.md.
+const TOKENIZER_BYTES_PER_TOKEN: u64 = 850;
+
+/// A model file, understood but not loaded.
+pub struct Model {
+    /// The file.
+    pub path: PathBuf,
+    /// Its length in bytes.
+    pub file_bytes: u64,
+    /// Shapes.
+    pub config: Config,
+    /// Tensor directory.
+    pub weights: Weights,
+    /// Tokenizer.
+    pub tokenizer: Tokenizer,
+    /// Chat template.
+    pub template: Template,
+    /// Placeholder expansion and positions.
+    pub prompts: PromptBuilder,
+}
+
+/// How an engine is made.
+#[derive(Debug, Clone, Copy)]
+pub struct Setup {
+    /// Context, chunk, cap, pictures.
+    pub options: Options,
+    /// Threads.
+    pub threads: usize,
+    /// How experts are read.
+    pub io: IoChoice,
+    /// Prediction, checksums, order of sums.
+    pub tuning: Tuning,
+}
+
+/// What an engine was made of, to be shown.
+#[derive(Debug)]
+pub struct Facts {
+    /// The memory plan.
+    pub plan: Plan,
+    /// Kernel variant.
+    pub kernels: &'static str,
+    /// I/O engine.
+    pub io: &'static str,
+    /// Threads.
+    pub threads: usize,
+    /// Milliseconds from the open file to the ready engine.
+    pub load_ms: f64,
+}
+
+/// The path in `args`, else in the environment.
+///
+/// # Errors
+/// If there is neither.
+pub fn model_path(args: &ModelArgs) -> Result<PathBuf, AppError> {
+    args.model
+        .clone()
+        .or_else(|| std::env::var_os("FORERUN_MODEL").map(PathBuf::from))
+        .ok_or_else(|| AppError::Input("no model: give --model FILE or set FORERUN_MODEL".into()))
+}
+
+/// The kernels for this CPU, or those that `FORERUN_KERNELS` names.
+///
+/// # Errors
+/// If it names none.
+pub fn kernels() -> Result<&'static KernelSet, AppError> {
+    let forced = std::env::var("FORERUN_KERNELS").ok();
+    KernelSet::select(forced.as_deref())
+        .ok_or_else(|| AppError::Kernels(forced.unwrap_or_default(), KernelSet::NAMES.join(", ")))
+}
+
+/// Bytes of the header at the start of `file`: as many as its parser asks for.
+fn read_header(file: &mut std::fs::File, file_bytes: u64) -> io::Result<Result<Vec<u8>, FormatError>> {
+    let mut bytes = Vec::new();
+    let mut want = 1u64 << 20;
+    loop {
+        want = want.min(file_bytes).min(HEADER_BYTES_MAX);
+        let more = want - bytes.len() as u64;
+        file.by_ref().take(more).read_to_end(&mut bytes)?;
+        match Header::parse(&bytes, file_bytes) {
+            Err(FormatError::Truncated { need }) if bytes.len() as u64 == want && want < file_bytes.min(HEADER_BYTES_MAX) => {
+                want = need.max(want * 2);
+            }
+            Err(e) => return Ok(Err(e)),
+            Ok(_) => return Ok(Ok(bytes)),
+        }
+    }
+}
+
+impl Model {
+    /// Reads the header of `path` and checks everything in it.
+    ///
+    /// # Errors
+    /// If the file cannot be read or is not a model this build runs.
+    pub fn open(path: &Path) -> Result<Self, AppError> {
+        let at = |error| AppError::File { path: path.into(), error };
+        let wrong = |error| AppError::Model { path: path.into(), error };
+        let mut file = std::fs::File::open(path).map_err(at)?;
+        let meta = file.metadata().map_err(at)?;
+        if !meta.is_file() {
+            return Err(AppError::Input(format!("{}: not a regular file: give a model file", path.display())));
+        }
+        let file_bytes = meta.len();
+        let bytes = read_header(&mut file, file_bytes).map_err(at)?.map_err(wrong)?;
+        let header = Header::parse(&bytes, file_bytes).map_err(wrong)?;
+        let config = Config::read(&header).map_err(wrong)?;
+        let weights = Weights::read(&header, &config).map_err(wrong)?;
+        let tokenizer = Tokenizer::from_header(&header).map_err(wrong)?;
+        let template = Template::from_header(&header)?;
+        let prompts = PromptBuilder::new(&config, &tokenizer).map_err(wrong)?;
+        // The header was read through the page cache, which is charged to us: give it back.
+        sys::drop_page_cache(&file);
+        Ok(Self { path: path.into(), file_bytes, config, weights, tokenizer, template, prompts })
+    }
+
+    /// The mode asked for, else the model's.
+    pub fn detail(&self, args: &VisionArgs) -> Detail {
+        args.detail.unwrap_or_else(|| self.config.vision.as_ref().map_or(Detail::X16, |(_, i)| i.detail))
+    }
+
+    /// Settings for `args`, with room for pictures of up to `pixels_max` pixels if there is any.
+    pub fn setup(&self, args: &EngineArgs, detail: Option<Detail>, pixels_max: u64) -> Setup {
+        let vision = detail.map(|detail| VisionOptions { detail, pixels_max });
+        let options = Options {
+            context: args.context.min(self.config.text.context_max),
+            chunk: args.chunk.into(),
+            kv: KvType::from(args.kv),
+            vision,
+            cap_bytes: args.memory.or_else(default_cap),
+            slots_max: args.slots,
+            tokenizer_bytes: self.config.text.vocab as u64 * TOKENIZER_BYTES_PER_TOKEN,
+        };
+        let threads = args.threads.map_or_else(|| sys::available_threads().min(8), usize::from);
+        let tuning = Tuning { predict: !args.no_predict, ..Tuning::default() };
+        Setup { options, threads, io: args.io.into(), tuning }
+    }
+
+    /// The plan for `setup`.
+    ///
+    /// # Errors
+    /// If it does not fit.
+    pub fn plan(&self, setup: &Setup) -> Result<Plan, AppError> {
+        Ok(Plan::new(&self.config, &self.weights, setup.options)?)
+    }
+
+    /// Takes the plan's memory, loads the resident weights, starts threads and calls `f` with the engine. `wrap` may put
+    /// something around the storage.
+    ///
+    /// # Errors
+    /// If the plan does not fit, the file is damaged, or the system refuses something; and those of `f`.
+    pub fn with_engine<S: forerun_engine::ports::Storage, R>(
+        &self,
+        setup: &Setup,
+        wrap: impl FnOnce(FileStorage) -> S,
+        f: impl FnOnce(&mut Engine<'_, S>, &Facts) -> Result<R, AppError>,
+    ) -> Result<R, AppError> {
+        let start = std::time::Instant::now();
+        let system = |what| move |error| AppError::System { what, error };
+        let full = |e: forerun_linux::ArenaFull| AppError::System { what: "arena", error: io::Error::other(e) };
+        let plan = self.plan(setup)?;
+        let kernels = kernels()?;
+        let (slots, slot_bytes) = if plan.slots == 0 { (1, NO_SLOT_BYTES) } else { (plan.slots, plan.slot_bytes) };
+        let resident_bytes = self.weights.resident_bytes;
+        let block_elems = plan.block_elems();
+        // Each piece starts on a 4 KiB boundary.
+        let bytes = resident_bytes + (block_elems * 4).next_multiple_of(4096) + slots * slot_bytes + 4096;
+        let arena = Arena::new(bytes).map_err(system("memory for the plan"))?;
+        let resident = arena.take(resident_bytes, 4096).map_err(full)?;
+        let memory = arena.take_io(slots * slot_bytes).map_err(full)?;
+        let block = arena.take_f32(block_elems).map_err(full)?;
+        arena.seal();
+
+        let file = DirectFile::open(&self.path).map_err(|error| AppError::File { path: self.path.clone(), error })?;
+        let mut storage =
+            FileStorage::open(file, memory, slots, slot_bytes, setup.io, DEPTH).map_err(system("expert reader"))?;
+        storage.load(self.weights.resident_offset, resident).map_err(|e| AppError::File {
+            path: self.path.clone(),
+            error: io::Error::other(format!("resident weights: {e}")),
+        })?;
+        if setup.tuning.checksums {
+            self.weights.check_resident(resident).map_err(|(tensor, found, expected)| AppError::Checksum {
+                path: self.path.clone(),
+                tensor,
+                found,
+                expected,
+            })?;
+        }
+        let pool = Pool::new(setup.threads, None).map_err(system("worker threads"))?;
+        let clock = sys::MonotonicClock::new();
+        let facts = Facts {
+            plan,
+            kernels: kernels.name,
+            io: storage.backend(),
+            threads: setup.threads,
+            load_ms: start.elapsed().as_secs_f64() * 1e3,
+        };
+        let mut engine = Engine::new(
+            &self.config,
+            &self.weights,
+            &facts.plan,
+            resident,
+            block,
+            wrap(storage),
+            &pool,
+            kernels,
+            &clock,
+            setup.tuning,
+        );
+        f(&mut engine, &facts)
+    }
+}
+
+/// Four fifths of what is free, and of what a memory cgroup allows.
+fn default_cap() -> Option<u64> {
+    let free = sys::memory_available_bytes();
+    let limit = sys::cgroup_limit_bytes();
+    free.into_iter().chain(limit).min().map(|b| b / 5 * 4)
+}

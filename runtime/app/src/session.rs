@@ -1,0 +1,266 @@
+//! A conversation: messages and pictures in, words out.
+
+use crate::cli::SampleArgs;
+use crate::error::AppError;
+use crate::model::Model;
+use crate::prompt::{Visual, VisualGrid};
+use crate::template::Conversation;
+use crate::tokenizer::Stream;
+use forerun_camera::picture::{Limits, Rgb};
+use forerun_camera::resize::crops;
+use forerun_engine::ports::Storage;
+use forerun_engine::sampler::{Sampler, Sampling};
+use forerun_engine::slicing::{Detail, SliceParams, plan};
+use forerun_engine::{CropPixels, Engine, Input, NoObserver, Observer};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Reads a whole picture file, at most 64 MiB.
+///
+/// # Errors
+/// If it cannot be read or is larger.
+pub fn read_picture(path: &Path) -> Result<Vec<u8>, AppError> {
+    const BYTES_MAX: u64 = 64 << 20;
+    let at = |error| AppError::File { path: path.into(), error };
+    let meta = std::fs::metadata(path).map_err(at)?;
+    if !meta.is_file() || meta.len() > BYTES_MAX {
+        let found = if meta.is_file() { format!("{} bytes", meta.len()) } else { "not a regular file".into() };
+        return Err(AppError::Input(format!("{}: {found}: expected a picture of at most 64 MiB", path.display())));
+    }
+    std::fs::read(path).map_err(at)
+}
+
+/// A message of a user: pictures, then text.
+pub fn user_message(images: usize, text: &str) -> Value {
+    if images == 0 {
+        return json!({"role": "user", "content": text});
+    }
+    let mut parts: Vec<Value> = (0..images).map(|_| json!({"type": "image"})).collect();
+    parts.push(json!({"type": "text", "text": text}));
+    json!({"role": "user", "content": parts})
+}
+
+/// How pictures are seen.
+#[derive(Debug, Clone, Copy)]
+pub struct Look {
+    /// Mode.
+    pub detail: Detail,
+    /// Most slices.
+    pub max_slices: Option<u32>,
+    /// Pixels of the largest picture.
+    pub pixels_max: u64,
+}
+
+/// Milliseconds of each part of an answer.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Timings {
+    /// Pictures: decoding, resizing, vision tower.
+    pub vision_ms: f64,
+    /// Prompt.
+    pub prefill_ms: f64,
+    /// Answer, after its first token.
+    pub decode_ms: f64,
+    /// From the start of the pictures to the first token.
+    pub first_token_ms: f64,
+}
+
+/// What was said.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// The answer, without its thoughts.
+    pub text: String,
+    /// Thoughts, if asked for.
+    pub thinking: Option<String>,
+    /// Tokens generated, the one that ended the answer included.
+    pub tokens: Vec<u32>,
+    /// `stop` or `length`.
+    pub finish_reason: &'static str,
+    /// Tokens of the prompt, visual ones included.
+    pub prompt_tokens: usize,
+    /// Times.
+    pub timings: Timings,
+}
+
+impl Answer {
+    /// Tokens after the first, by second.
+    pub fn tokens_per_second(&self) -> f64 {
+        (self.tokens.len().saturating_sub(1)) as f64 * 1e3 / self.timings.decode_ms.max(1e-3)
+    }
+}
+
+/// Part of an answer as it comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Piece<'a> {
+    /// A thought.
+    Thought(&'a str),
+    /// Words.
+    Text(&'a str),
+}
+
+/// A conversation so far.
+pub struct Session<'m> {
+    model: &'m Model,
+    look: Look,
+    /// Messages, oldest first.
+    pub messages: Vec<Value>,
+    /// Pictures of the messages, in their order.
+    pub pictures: Vec<PathBuf>,
+}
+
+impl<'m> Session<'m> {
+    /// An empty conversation, or one that begins with `system`.
+    pub fn new(model: &'m Model, look: Look, system: Option<&str>) -> Self {
+        let messages = system.map(|s| json!({"role": "system", "content": s})).into_iter().collect();
+        Self { model, look, messages, pictures: Vec::new() }
+    }
+
+    /// Shows a picture to the vision tower.
+    fn see<S: Storage>(&self, engine: &mut Engine<'_, S>, path: &Path) -> Result<VisualGrid, AppError> {
+        let (vision, image) = self.model.config.vision.as_ref().ok_or_else(|| {
+            AppError::Input("this model has no vision tower: leave the pictures out, or use one that has".into())
+        })?;
+        let params = SliceParams {
+            scale_resolution: image.scale_resolution,
+            patch_size: vision.patch as u32,
+            max_slices: self.look.max_slices.unwrap_or(image.max_slices),
+        };
+        let bytes = read_picture(path)?;
+        let wrong = |error| AppError::Picture { path: path.into(), error };
+        let picture = Rgb::decode(&bytes, Limits { pixels_max: self.look.pixels_max }).map_err(wrong)?;
+        let plan = plan(picture.width, picture.height, &params, self.look.detail)
+            .map_err(|error| AppError::Slicing { path: path.into(), error })?;
+        let pixels = crops(&picture, &plan).map_err(wrong)?;
+        let (rows, cols) = plan.grid.unwrap_or((0, 0));
+        let mut grid = VisualGrid { rows, cols, crops: Vec::new() };
+        for (crop, rgb) in plan.crops().zip(&pixels) {
+            let crop_pixels = CropPixels { rows: crop.rows as usize, cols: crop.cols as usize, rgb: &rgb.pixels };
+            engine.see(crop_pixels, self.look.detail, &mut NoObserver)?;
+            grid.crops.push((crop.rows, crop.cols));
+        }
+        Ok(grid)
+    }
+
+    /// Answers the conversation, giving words to `emit` as they come and everything else to `observer`.
+    ///
+    /// # Errors
+    /// If a picture or the prompt is not usable, it does not fit, or storage fails.
+    pub fn answer<S: Storage>(
+        &self,
+        engine: &mut Engine<'_, S>,
+        args: &SampleArgs,
+        observer: &mut dyn Observer,
+        emit: &mut dyn FnMut(Piece<'_>),
+    ) -> Result<Answer, AppError> {
+        let start = Instant::now();
+        let ms = |from: Instant| from.elapsed().as_secs_f64() * 1e3;
+        engine.reset();
+        let mut visuals = Vec::new();
+        for path in &self.pictures {
+            visuals.push(Visual::Image(self.see(engine, path)?));
+        }
+        let mut timings = Timings { vision_ms: ms(start), ..Timings::default() };
+
+        let text = self.model.template.render(&Conversation {
+            messages: &self.messages,
+            tools: &[],
+            enable_thinking: Some(args.think),
+            add_generation_prompt: true,
+        })?;
+        let prompt = self.model.prompts.build(&self.model.tokenizer, &text, &visuals, self.look.detail.merge())?;
+        let n = prompt.ids.len();
+        let p = &prompt.positions;
+        let prefill = Instant::now();
+        engine.run(Input { ids: &prompt.ids, positions: [&p.t, &p.h, &p.w] }, observer)?;
+        timings.prefill_ms = ms(prefill);
+
+        let defaults = self.model.config.sampling;
+        let settings = Sampling {
+            temperature: args.temperature.unwrap_or(defaults.temperature),
+            top_k: args.top_k.unwrap_or(defaults.top_k as usize),
+            top_p: args.top_p.unwrap_or(defaults.top_p),
+            seed: args.seed,
+        };
+        let mut sampler = Sampler::new(settings, self.model.config.text.vocab);
+        let mut words = Words::new(self.model, args.think);
+        let mut tokens = Vec::new();
+        let mut finish_reason = "length";
+        let decode = Instant::now();
+        while tokens.len() < args.max_tokens {
+            let next = sampler.sample(engine.logits());
+            tokens.push(next);
+            if tokens.len() == 1 {
+                timings.first_token_ms = ms(start);
+            }
+            if self.model.config.tokens.stop.contains(&next) {
+                finish_reason = "stop";
+                break;
+            }
+            words.push(next, emit);
+            if tokens.len() == args.max_tokens || engine.len() == engine.context() {
+                break;
+            }
+            // Positions of a prompt are at most its length, so the sum is a small non-negative number.
+            let at = [(engine.len() as i64 + p.delta).max(0) as u32];
+            engine.run(Input { ids: &[next], positions: [&at; 3] }, observer)?;
+        }
+        timings.decode_ms = ms(decode);
+        let (text, thinking) = words.finish(emit);
+        Ok(Answer {
+            text,
+            thinking: args.think.then_some(thinking),
+            tokens,
+            finish_reason,
+            prompt_tokens: n,
+            timings,
+        })
+    }
+}
+
+/// Splits a stream of tokens into thoughts and words.
+struct Words<'m> {
+    model: &'m Model,
+    stream: Stream,
+    end_of_thought: Option<u32>,
+    thinking: bool,
+    text: String,
+    thought: String,
+}
+
+impl<'m> Words<'m> {
+    fn new(model: &'m Model, think: bool) -> Self {
+        let end_of_thought = model.tokenizer.id_of("</think>");
+        let thinking = think && end_of_thought.is_some();
+        Self { model, stream: Stream::new(true), end_of_thought, thinking, text: String::new(), thought: String::new() }
+    }
+
+    fn push(&mut self, token: u32, emit: &mut dyn FnMut(Piece<'_>)) {
+        if self.thinking && Some(token) == self.end_of_thought {
+            self.flush(emit);
+            self.thinking = false;
+            return;
+        }
+        let piece = self.stream.push(&self.model.tokenizer, token);
+        Self::give(self.thinking, piece, &mut self.text, &mut self.thought, emit);
+    }
+
+    fn flush(&mut self, emit: &mut dyn FnMut(Piece<'_>)) {
+        let rest = self.stream.finish();
+        Self::give(self.thinking, rest, &mut self.text, &mut self.thought, emit);
+    }
+
+    fn give(thinking: bool, piece: &str, text: &mut String, thought: &mut String, emit: &mut dyn FnMut(Piece<'_>)) {
+        // White space between the thoughts and the answer belongs to neither.
+        let target = if thinking { thought } else { text };
+        let piece = if target.is_empty() { piece.trim_start() } else { piece };
+        if !piece.is_empty() {
+            target.push_str(piece);
+            emit(if thinking { Piece::Thought(piece) } else { Piece::Text(piece) });
+        }
+    }
+
+    fn finish(mut self, emit: &mut dyn FnMut(Piece<'_>)) -> (String, String) {
+        self.flush(emit);
+        (self.text.trim_end().to_owned(), self.thought.trim_end().to_owned())
+    }
+}
