@@ -9,9 +9,6 @@ use sha2::{Digest, Sha256};
 use std::fs;
 use std::path::PathBuf;
 
-/// Most that one sample may differ, in 1/255: the resize repeats the reference's integer arithmetic.
-const DIFF_MAX: u8 = 0;
-
 fn goldens() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("goldens")
 }
@@ -69,7 +66,8 @@ impl Diff {
             own.most = own.most.max(a.abs_diff(*b));
             own.sum += u64::from(a.abs_diff(*b));
         }
-        assert!(own.most <= DIFF_MAX, "{what}: samples differ by up to {}/255, {:.3} on average", own.most, own.mean());
+        // No tolerance: the resize repeats the reference's integer arithmetic.
+        assert!(own.most == 0, "{what}: samples differ by up to {}/255, {:.3} on average", own.most, own.mean());
         *self = Diff { most: self.most.max(own.most), sum: self.sum + own.sum, count: self.count + own.count };
     }
 
