@@ -83,6 +83,24 @@ pub enum PictureError {
     },
 }
 
+/// `(width, height)` of the picture in the file `bytes`, from its header: what [`Rgb::decode`] will need room for.
+///
+/// # Errors
+/// If it is no PNG, JPEG or WebP, or the header is damaged.
+pub fn dimensions(bytes: &[u8]) -> Result<(u32, u32), PictureError> {
+    let (format, name) = match image::guess_format(bytes) {
+        Ok(f @ ImageFormat::Png) => (f, "PNG"),
+        Ok(f @ ImageFormat::Jpeg) => (f, "JPEG"),
+        Ok(f @ ImageFormat::WebP) => (f, "WebP"),
+        _ => return Err(PictureError::Format),
+    };
+    let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
+    let mut limits = image::Limits::no_limits();
+    limits.max_alloc = Some(16 << 20);
+    reader.limits(limits);
+    reader.into_dimensions().map_err(|e| PictureError::Damaged { format: name, reason: e.to_string() })
+}
+
 impl Rgb {
     /// Decodes the file `bytes`: PNG, JPEG or WebP, of an animation the first frame.
     ///

@@ -1,4 +1,5 @@
-//! The command line.
+//! The command line. Doc comments here are the help texts that `--help` prints.
+#![allow(missing_docs)] // flattened groups have no text of their own
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use forerun_engine::plan::KvType;
@@ -291,7 +292,7 @@ fn parse_size(s: &str) -> Result<u64, String> {
         _ => return Err(wrong()),
     };
     let bytes = number * (1u64 << shift) as f64;
-    if bytes.is_finite() && bytes >= 1.0 && bytes < 1e18 { Ok(bytes as u64) } else { Err(wrong()) }
+    if (1.0..1e18).contains(&bytes) { Ok(bytes as u64) } else { Err(wrong()) }
 }
 
 #[cfg(test)]
@@ -300,7 +301,8 @@ mod tests {
 
     #[test]
     fn sizes_are_read_as_people_write_them() {
-        for (text, want) in [("3G", 3 << 30), ("512M", 512 << 20), ("1.5GiB", 3 << 29), ("4096", 4096), ("64kb", 65536)] {
+        for (text, want) in [("3G", 3 << 30), ("512M", 512 << 20), ("1.5GiB", 3 << 29), ("4096", 4096), ("64kb", 65536)]
+        {
             assert_eq!(parse_size(text), Ok(want), "{text}");
         }
         for text in ["", "G", "-1G", "3X", "1e9", "nan", "0", "99999999999T"] {

@@ -70,6 +70,8 @@ pub struct Facts {
     pub kernels: &'static str,
     /// I/O engine.
     pub io: &'static str,
+    /// Why it is not io_uring, if it is not and nobody asked for that.
+    pub io_why: Option<String>,
     /// Threads.
     pub threads: usize,
     /// Milliseconds from the open file to the ready engine.
@@ -106,7 +108,9 @@ fn read_header(file: &mut std::fs::File, file_bytes: u64) -> io::Result<Result<V
         let more = want - bytes.len() as u64;
         file.by_ref().take(more).read_to_end(&mut bytes)?;
         match Header::parse(&bytes, file_bytes) {
-            Err(FormatError::Truncated { need }) if bytes.len() as u64 == want && want < file_bytes.min(HEADER_BYTES_MAX) => {
+            Err(FormatError::Truncated { need })
+                if bytes.len() as u64 == want && want < file_bytes.min(HEADER_BYTES_MAX) =>
+            {
                 want = need.max(want * 2);
             }
             Err(e) => return Ok(Err(e)),
@@ -219,6 +223,7 @@ impl Model {
             plan,
             kernels: kernels.name,
             io: storage.backend(),
+            io_why: storage.why().filter(|_| setup.io == IoChoice::Auto).map(str::to_owned),
             threads: setup.threads,
             load_ms: start.elapsed().as_secs_f64() * 1e3,
         };

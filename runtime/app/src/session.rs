@@ -131,14 +131,11 @@ impl<'m> Session<'m> {
         let plan = plan(picture.width, picture.height, &params, self.look.detail)
             .map_err(|error| AppError::Slicing { path: path.into(), error })?;
         let pixels = crops(&picture, &plan).map_err(wrong)?;
-        let (rows, cols) = plan.grid.unwrap_or((0, 0));
-        let mut grid = VisualGrid { rows, cols, crops: Vec::new() };
         for (crop, rgb) in plan.crops().zip(&pixels) {
             let crop_pixels = CropPixels { rows: crop.rows as usize, cols: crop.cols as usize, rgb: &rgb.pixels };
             engine.see(crop_pixels, self.look.detail, &mut NoObserver)?;
-            grid.crops.push((crop.rows, crop.cols));
         }
-        Ok(grid)
+        Ok(VisualGrid::from(&plan))
     }
 
     /// Answers the conversation, giving words to `emit` as they come and everything else to `observer`.
@@ -206,14 +203,7 @@ impl<'m> Session<'m> {
         }
         timings.decode_ms = ms(decode);
         let (text, thinking) = words.finish(emit);
-        Ok(Answer {
-            text,
-            thinking: args.think.then_some(thinking),
-            tokens,
-            finish_reason,
-            prompt_tokens: n,
-            timings,
-        })
+        Ok(Answer { text, thinking: args.think.then_some(thinking), tokens, finish_reason, prompt_tokens: n, timings })
     }
 }
 

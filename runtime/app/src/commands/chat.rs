@@ -27,54 +27,58 @@ pub fn run(args: &ChatArgs) -> Result<(), AppError> {
     let look = Look { detail, max_slices: args.vision.max_slices, pixels_max: args.max_pixels };
     let mut session = Session::new(&model, look, args.system.as_deref());
     let first = session.messages.len();
-    model.with_engine(&setup, |s| s, |engine, facts| {
-        eprintln!("{}", headline(facts));
-        eprintln!("{HELP}");
-        let mut waiting: Vec<PathBuf> = Vec::new();
-        let stdin = std::io::stdin();
-        let prompt = stdin.is_terminal();
-        let mut lines = stdin.lock().lines();
-        loop {
-            if prompt {
-                eprint!("> ");
-                let _ = std::io::stderr().flush();
-            }
-            let Some(line) = lines.next() else { break };
-            let line = line.map_err(|error| AppError::System { what: "standard input", error })?;
-            let line = line.trim();
-            match line.split_once(' ').map_or((line, ""), |(c, rest)| (c, rest.trim())) {
-                ("", _) => {}
-                ("/quit" | "/exit" | "/bye", _) => break,
-                ("/help" | "/?", _) => eprintln!("{HELP}"),
-                ("/clear", _) => {
-                    session.messages.truncate(first);
-                    session.pictures.clear();
-                    waiting.clear();
+    model.with_engine(
+        &setup,
+        |s| s,
+        |engine, facts| {
+            eprintln!("{}", headline(facts));
+            eprintln!("{HELP}");
+            let mut waiting: Vec<PathBuf> = Vec::new();
+            let stdin = std::io::stdin();
+            let prompt = stdin.is_terminal();
+            let mut lines = stdin.lock().lines();
+            loop {
+                if prompt {
+                    eprint!("> ");
+                    let _ = std::io::stderr().flush();
                 }
-                ("/image", "") => eprintln!("/image needs a path"),
-                ("/image", path) => waiting.push(path.into()),
-                (c, _) if c.starts_with('/') => eprintln!("{c} is not a command; /help lists them"),
-                _ => {
-                    let (messages, pictures) = (session.messages.len(), session.pictures.len());
-                    session.messages.push(user_message(waiting.len(), line));
-                    session.pictures.append(&mut waiting);
-                    let mut printer = Printer::new();
-                    match session.answer(engine, &args.sample, &mut NoObserver, &mut |p| printer.print(p)) {
-                        Ok(answer) => {
-                            println!();
-                            eprintln!("{}", summary(&answer, &engine.counters()));
-                            session.messages.push(json!({"role": "assistant", "content": answer.text}));
-                        }
-                        Err(e) => {
-                            // The message that failed is taken back; what was said before stands.
-                            eprintln!("{e}");
-                            session.messages.truncate(messages);
-                            session.pictures.truncate(pictures);
+                let Some(line) = lines.next() else { break };
+                let line = line.map_err(|error| AppError::System { what: "standard input", error })?;
+                let line = line.trim();
+                match line.split_once(' ').map_or((line, ""), |(c, rest)| (c, rest.trim())) {
+                    ("", _) => {}
+                    ("/quit" | "/exit" | "/bye", _) => break,
+                    ("/help" | "/?", _) => eprintln!("{HELP}"),
+                    ("/clear", _) => {
+                        session.messages.truncate(first);
+                        session.pictures.clear();
+                        waiting.clear();
+                    }
+                    ("/image", "") => eprintln!("/image needs a path"),
+                    ("/image", path) => waiting.push(path.into()),
+                    (c, _) if c.starts_with('/') => eprintln!("{c} is not a command; /help lists them"),
+                    _ => {
+                        let (messages, pictures) = (session.messages.len(), session.pictures.len());
+                        session.messages.push(user_message(waiting.len(), line));
+                        session.pictures.append(&mut waiting);
+                        let mut printer = Printer::new();
+                        match session.answer(engine, &args.sample, &mut NoObserver, &mut |p| printer.print(p)) {
+                            Ok(answer) => {
+                                println!();
+                                eprintln!("{}", summary(&answer, &engine.counters()));
+                                session.messages.push(json!({"role": "assistant", "content": answer.text}));
+                            }
+                            Err(e) => {
+                                // The message that failed is taken back; what was said before stands.
+                                eprintln!("{e}");
+                                session.messages.truncate(messages);
+                                session.pictures.truncate(pictures);
+                            }
                         }
                     }
                 }
             }
-        }
-        Ok(())
-    })
+            Ok(())
+        },
+    )
 }

@@ -51,29 +51,32 @@ pub fn run(args: &DemoArgs) -> Result<(), AppError> {
     let detail = detail.ok_or_else(|| AppError::Input("the demo's model has no vision tower".into()))?;
     let mut setup = model.setup(&args.engine, Some(detail), pixels_max);
     setup.options.slots_max = setup.options.slots_max.or(Some(SLOTS));
-    let sample =
-        SampleArgs { max_tokens: 64, temperature: Some(0.0), top_p: None, top_k: None, seed: 0, think: false };
+    let sample = SampleArgs { max_tokens: 64, temperature: Some(0.0), top_p: None, top_k: None, seed: 0, think: false };
 
     let mut wrong = 0;
-    model.with_engine(&setup, |s| s, |engine, facts| {
-        print!("{}", plan::table(&facts.plan));
-        println!("{}", headline(facts));
-        for (case, picture) in demo.cases.iter().zip(&pictures) {
-            let mut session = Session::new(&model, Look { detail, max_slices: None, pixels_max }, None);
-            session.messages.push(user_message(1, &case.prompt));
-            session.pictures.push(picture.clone());
-            println!("\n{}: {}", case.picture.display(), case.prompt);
-            let before = engine.counters();
-            let mut printer = Printer::new();
-            let answer = session.answer(engine, &sample, &mut NoObserver, &mut |p| printer.print(p))?;
-            let right = answer.text == case.answer;
-            wrong += usize::from(!right);
-            let verdict = if right { "right".into() } else { format!("wrong, expected: {}", case.answer) };
-            println!("  [{verdict}]");
-            println!("  {}", summary(&answer, &since(&before, &engine.counters())));
-        }
-        Ok(())
-    })?;
+    model.with_engine(
+        &setup,
+        |s| s,
+        |engine, facts| {
+            print!("{}", plan::table(&facts.plan));
+            println!("{}", headline(facts));
+            for (case, picture) in demo.cases.iter().zip(&pictures) {
+                let mut session = Session::new(&model, Look { detail, max_slices: None, pixels_max }, None);
+                session.messages.push(user_message(1, &case.prompt));
+                session.pictures.push(picture.clone());
+                println!("\n{}: {}", case.picture.display(), case.prompt);
+                let before = engine.counters();
+                let mut printer = Printer::new();
+                let answer = session.answer(engine, &sample, &mut NoObserver, &mut |p| printer.print(p))?;
+                let right = answer.text == case.answer;
+                wrong += usize::from(!right);
+                let verdict = if right { "right".into() } else { format!("wrong, expected: {}", case.answer) };
+                println!("  [{verdict}]");
+                println!("  {}", summary(&answer, &since(&before, &engine.counters())));
+            }
+            Ok(())
+        },
+    )?;
     if wrong > 0 {
         return Err(AppError::Check(format!("{wrong} of {} answers are wrong", demo.cases.len())));
     }

@@ -70,6 +70,9 @@ pub fn summary(a: &Answer, c: &Counters) -> String {
 pub fn headline(facts: &Facts) -> String {
     let p = &facts.plan;
     let mut s = format!("kernels {}, {} threads, {}", facts.kernels, facts.threads, facts.io);
+    if let Some(why) = &facts.io_why {
+        s += &format!(" since io_uring is not available ({why})");
+    }
     if p.experts > 0 {
         s += &format!(", {} of {} experts fit in memory", p.slots, p.experts);
     }

@@ -42,7 +42,9 @@ pub fn table(plan: &Plan) -> String {
     let mut s = String::from("memory plan\n");
     for l in plan.lines.iter().filter(|l| l.bytes > 0) {
         let note = match l.name {
-            "expert slots" => format!("  {} of {} experts, {:.2} MiB each", plan.slots, plan.experts, mib(plan.slot_bytes as u64)),
+            "expert slots" => {
+                format!("  {} of {} experts, {:.2} MiB each", plan.slots, plan.experts, mib(plan.slot_bytes as u64))
+            }
             "KV cache" => format!("  {} tokens", plan.options.context),
             "activations" if plan.patches_max > 0 => {
                 format!("  {} tokens or {} patches at once", plan.options.chunk, plan.patches_max)

@@ -32,24 +32,32 @@ pub fn run(args: &RunArgs) -> Result<(), AppError> {
     let model = Model::open(&model_path(&args.model)?)?;
     let pixels_max = pixels_max(&args.image)?;
     let detail = model.detail(&args.vision);
-    let setup = model.setup(&args.engine, (!args.image.is_empty() && model.config.vision.is_some()).then_some(detail), pixels_max);
+    let setup = model.setup(
+        &args.engine,
+        (!args.image.is_empty() && model.config.vision.is_some()).then_some(detail),
+        pixels_max,
+    );
     let look = Look { detail, max_slices: args.vision.max_slices, pixels_max };
     let mut session = Session::new(&model, look, args.system.as_deref());
     session.messages.push(user_message(args.image.len(), &args.prompt));
     session.pictures.clone_from(&args.image);
-    model.with_engine(&setup, |s| s, |engine, facts| {
-        if args.json {
-            let answer = session.answer(engine, &args.sample, &mut NoObserver, &mut |_| {})?;
-            println!("{}", object(&answer, &engine.counters(), facts));
-        } else {
-            eprintln!("{}", headline(facts));
-            let mut printer = Printer::new();
-            let answer = session.answer(engine, &args.sample, &mut NoObserver, &mut |p| printer.print(p))?;
-            println!();
-            eprintln!("{}", summary(&answer, &engine.counters()));
-        }
-        Ok(())
-    })
+    model.with_engine(
+        &setup,
+        |s| s,
+        |engine, facts| {
+            if args.json {
+                let answer = session.answer(engine, &args.sample, &mut NoObserver, &mut |_| {})?;
+                println!("{}", object(&answer, &engine.counters(), facts));
+            } else {
+                eprintln!("{}", headline(facts));
+                let mut printer = Printer::new();
+                let answer = session.answer(engine, &args.sample, &mut NoObserver, &mut |p| printer.print(p))?;
+                println!();
+                eprintln!("{}", summary(&answer, &engine.counters()));
+            }
+            Ok(())
+        },
+    )
 }
 
 fn object(a: &Answer, c: &Counters, facts: &Facts) -> Value {

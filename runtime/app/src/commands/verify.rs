@@ -13,23 +13,24 @@ use sha2::{Digest, Sha256};
 /// One cell of the matrix.
 #[derive(Debug, Clone, Copy)]
 struct Cell {
-    smallest: bool,
+    slots_max: Option<usize>,
     predict: bool,
     threads: usize,
     io: IoChoice,
     chunk: usize,
 }
 
-/// All combinations of cap, prediction and threads; the I/O engine and the chunk size change along the way, so that each
-/// of their values meets each cap.
-fn matrix() -> Vec<Cell> {
+/// All combinations of slots (all experts, room for some prediction, the floor), prediction and threads; the I/O engine
+/// and the chunk size change along the way, so that each of their values meets each number of slots.
+fn matrix(top_k: usize) -> Vec<Cell> {
     let mut cells = Vec::new();
-    for smallest in [false, true] {
+    // The floor is what a token uses in one layer; asking for fewer gives just that.
+    for slots_max in [None, Some(3 * top_k), Some(0)] {
         for predict in [true, false] {
             for threads in [1, 2] {
                 let io = if threads == 1 { IoChoice::Auto } else { IoChoice::Pread };
                 let chunk = if predict { 64 } else { 5 };
-                cells.push(Cell { smallest, predict, threads, io, chunk });
+                cells.push(Cell { slots_max, predict, threads, io, chunk });
             }
         }
     }
@@ -118,18 +119,16 @@ pub fn run(args: &VerifyArgs) -> Result<(), AppError> {
     if args.inject.is_some() && model.config.text.moe().is_none() {
         return Err(AppError::Input("this model has no experts to break: --inject needs a mixture of experts".into()));
     }
-    let sample = SampleArgs {
-        max_tokens: args.tokens,
-        temperature: Some(0.0),
-        top_p: None,
-        top_k: None,
-        seed: 0,
-        think: false,
-    };
+    let sample =
+        SampleArgs { max_tokens: args.tokens, temperature: Some(0.0), top_p: None, top_k: None, seed: 0, think: false };
 
+    let top_k = model.config.text.moe().map_or(0, |m| m.top_k);
     let mut hashes: Vec<String> = Vec::new();
-    println!("{:<9}{:<11}{:<8}{:<9}{:<7}{:>8}{:>8}  hash", "slots", "prediction", "threads", "io", "chunk", "hits", "misses");
-    for (i, cell) in matrix().into_iter().enumerate() {
+    println!(
+        "{:<9}{:<11}{:<8}{:<9}{:<7}{:>8}{:>8}  hash",
+        "slots", "prediction", "threads", "io", "chunk", "hits", "misses"
+    );
+    for (i, cell) in matrix(top_k).into_iter().enumerate() {
         let tuning = Tuning {
             predict: cell.predict,
             checksums: args.inject != Some(Fault::FlipByte),
@@ -180,8 +179,7 @@ fn setup(model: &Model, args: &VerifyArgs, cell: Cell, tuning: Tuning, pixels_ma
         kv: KvType::F16,
         vision,
         cap_bytes: None,
-        // The floor is what a token uses in one layer; asking for fewer gives just that.
-        slots_max: cell.smallest.then_some(0),
+        slots_max: cell.slots_max,
         tokenizer_bytes: 0,
     };
     Setup { options, threads: cell.threads, io: cell.io, tuning }

@@ -32,6 +32,11 @@ pub(crate) fn drop_cached(file: &File, offset: u64, bytes: usize) {
     advise(file, start, end - start, libc::POSIX_FADV_DONTNEED);
 }
 
+/// Asks the kernel to drop all of `file` from the page cache, which is charged to whoever read it.
+pub fn drop_page_cache(file: &File) {
+    advise(file, 0, 0, libc::POSIX_FADV_DONTNEED);
+}
+
 /// Asks the kernel not to read ahead: the engine knows better what it wants next.
 pub(crate) fn read_randomly(file: &File) {
     advise(file, 0, 0, libc::POSIX_FADV_RANDOM);

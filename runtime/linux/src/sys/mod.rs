@@ -10,6 +10,7 @@ mod team;
 pub use affinity::{available_threads, pin_current_thread, unpin_current_thread};
 #[cfg(test)]
 pub(crate) use file::cached_bytes;
+pub use file::drop_page_cache;
 pub(crate) use file::{direct_align, drop_cached, read_randomly};
 pub use memory::{cgroup_limit_bytes, memory_available_bytes, peak_rss_bytes};
 pub(crate) use team::{THREADS_MAX, Team};
