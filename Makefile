@@ -1,0 +1,41 @@
+# make demo: builds forerun and lets the bundled model look at bundled pictures.
+# make test: all tests. make lint: format and clippy. make build: static release binaries in target/bin.
+
+HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
+RUSTFLAGS_HOST = CARGO_TARGET_$(shell echo $(HOST) | tr 'a-z-' 'A-Z_')_RUSTFLAGS
+OUT = target/$(HOST)/release
+
+.PHONY: demo build test lint clean deps deps-lint
+
+# Each recipe that needs the toolchain runs make again after deps, so that HOST is that of a rustc just installed.
+demo: deps
+	@$(MAKE) --no-print-directory build
+	target/bin/forerun demo
+
+# Static: --target keeps the flag away from procedural macros, which must be dynamic.
+build:
+	$(RUSTFLAGS_HOST)="-C target-feature=+crt-static" cargo build --release --locked --target $(HOST) --bin forerun --bin forerun-quant
+	@mkdir -p target/bin
+	@cp $(OUT)/forerun $(OUT)/forerun-quant target/bin/
+	@ls -l target/bin
+
+test: deps
+	cargo test --workspace --locked
+	cargo build --locked --manifest-path tests/nostd/Cargo.toml --target-dir target/nostd
+	@$(MAKE) --no-print-directory build
+	tests/release.sh target/bin
+
+lint: deps deps-lint
+	cargo fmt --all --check
+	cargo fmt --manifest-path tests/nostd/Cargo.toml --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	tests/tidy.sh
+
+deps:
+	@tests/deps.sh build
+
+deps-lint:
+	@tests/deps.sh lint
+
+clean:
+	cargo clean
