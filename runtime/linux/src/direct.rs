@@ -136,3 +136,32 @@ impl DirectFile {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_file_system_that_returns_other_bytes_is_found_out() {
+        let path =
+            |name: &str| std::env::current_exe().unwrap().with_file_name(format!("{name}-{}", std::process::id()));
+        let (right, wrong) = (path("right"), path("wrong"));
+        let mut bytes = vec![1; 5 * BLOCK_BYTES + 9];
+        fs::write(&right, &bytes).unwrap();
+        let buffered = DirectFile::open_buffered(&right).unwrap();
+        for place in [0, 5 * BLOCK_BYTES + 8] {
+            bytes[place] = 2;
+            fs::write(&wrong, &bytes).unwrap();
+            bytes[place] = 1;
+            // On a disk that has O_DIRECT the other file stands for what a broken file system returns.
+            if DirectFile::open(&right).unwrap().is_direct() {
+                let why = buffered.open_direct(&wrong).unwrap_err();
+                assert!(why.contains("wrong bytes"), "{why}");
+            }
+        }
+        fs::remove_file(right).unwrap();
+        fs::remove_file(wrong).unwrap();
+    }
+}

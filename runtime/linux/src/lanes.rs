@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 
 use crate::DirectFile;
@@ -73,11 +73,18 @@ impl Lanes {
         };
         let shared = Shared { file, queues: Mutex::new(queues), work: Condvar::new(), done: Condvar::new() };
         let mut lanes = Self { shared: Arc::new(shared), threads: Vec::with_capacity(LANES), in_flight: 0 };
+        let (starting, started) = mpsc::channel::<()>();
         for i in 0..LANES.min(depth) {
-            let shared = Arc::clone(&lanes.shared);
+            let (shared, starting) = (Arc::clone(&lanes.shared), starting.clone());
             let builder = thread::Builder::new().name(format!("forerun-read-{i}")).stack_size(STACK_BYTES);
-            lanes.threads.push(builder.spawn(move || shared.lane())?);
+            lanes.threads.push(builder.spawn(move || {
+                drop(starting);
+                shared.lane();
+            })?);
         }
+        // A thread allocates while it starts. All have once nobody can send any more.
+        drop(starting);
+        let _ = started.recv();
         Ok(lanes)
     }
 

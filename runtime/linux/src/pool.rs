@@ -4,7 +4,7 @@
 //! threads change a result: pieces are cut by shape, and which thread takes one is free.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 
 use forerun_engine::ports::Workers;
@@ -39,14 +39,19 @@ impl Pool {
         let mut pool =
             Self { team: Arc::new(Team::new(threads - 1, spins_max)), members: Vec::with_capacity(threads - 1) };
         pin_or_warn(0, cpu_of(0));
+        let (starting, started) = mpsc::channel::<()>();
         for i in 1..threads {
-            let (team, cpu) = (Arc::clone(&pool.team), cpu_of(i));
+            let (team, cpu, starting) = (Arc::clone(&pool.team), cpu_of(i), starting.clone());
             let member = thread::Builder::new().name(format!("forerun-{i}")).spawn(move || {
                 pin_or_warn(i, cpu);
+                drop(starting);
                 team.serve();
             })?;
             pool.members.push(member);
         }
+        // A thread allocates while it starts. All have once nobody can send any more.
+        drop(starting);
+        let _ = started.recv();
         Ok(pool)
     }
 }

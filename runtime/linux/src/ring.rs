@@ -242,6 +242,33 @@ fn explain(error: &io::Error) -> String {
 mod tests {
     use super::*;
 
+    /// Disks rarely return less than asked, so the test plays the kernel: a whole read arrives, is passed on as a part of
+    /// it or as an error, and must be completed by a second one.
+    #[test]
+    fn short_and_failed_reads_are_completed_in_place() {
+        let path = std::env::current_exe().unwrap().with_file_name(format!("short-{}", std::process::id()));
+        let bytes: Vec<u8> = (0..100_000u32).map(|i| (i / 7) as u8).collect();
+        fs::write(&path, &bytes).unwrap();
+        for (arrived, kept) in [(3 * 4096 + 100, 3 * 4096), (5, 0), (-libc::EIO, 0), (-libc::EINTR, 0)] {
+            let file = Arc::new(DirectFile::open(&path).unwrap());
+            let buf = crate::Arena::new(65536).unwrap().take_io(65536).unwrap();
+            let mut ring = match Ring::new(file, &buf, 65536, 1) {
+                Ok(ring) => ring,
+                Err(why) => return eprintln!("io_uring is not tested here: {why}"),
+            };
+            let read = forerun_engine::ports::Read { slot: 0, offset: 8192, bytes: 65536 };
+            ring.submit(std::iter::once(Job { read, buf }));
+            ring.enter(1).unwrap();
+            assert_eq!(ring.ring.completion().next().unwrap().result(), 65536);
+            ring.reads[0].as_mut().unwrap().job.buf[kept..].fill(0xee);
+            assert!(ring.arrived(0, arrived).is_none());
+            let Finished { slot, buf, result } = ring.complete(true).unwrap();
+            assert_eq!((slot, result, ring.in_flight()), (0, Ok(()), 0));
+            assert!(buf[..] == bytes[8192..][..65536], "after {arrived}");
+        }
+        fs::remove_file(path).unwrap();
+    }
+
     #[test]
     fn refusals_are_explained() {
         let explain = |errno| explain(&io::Error::from_raw_os_error(errno));
