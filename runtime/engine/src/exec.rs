@@ -2,13 +2,15 @@
 
 use crate::ports::Workers;
 use crate::weights::{Linear, Matrix};
-use forerun_kernels::{ActQ8, Columns, KernelSet, wants_q8};
+use forerun_kernels::{ActQ8, Columns, KernelSet, act_blocks, wants_q8};
 
 /// Multiplications below which cutting a matrix further costs more than it gains.
 const PIECE_WORK: usize = 1 << 15;
 
-/// f32 elements of one [`ActQ8`].
-pub(crate) const Q8_WORDS: usize = size_of::<ActQ8>() / 4;
+/// f32 elements that the int8 twin of `n` activations takes.
+pub(crate) const fn q8_words(n: usize) -> usize {
+    act_blocks(n) * (size_of::<ActQ8>() / 4)
+}
 
 /// Kernels and threads.
 #[derive(Clone, Copy)]
@@ -21,7 +23,7 @@ pub(crate) struct Exec<'a> {
 pub(crate) struct Products<'a> {
     /// `(rows, columns)` before it is turned, at least that long.
     pub turned: &'a mut [f32],
-    /// int8 twin of the activations: 9 words for 32 of them.
+    /// int8 twin of the activations, [`q8_words`] for each column.
     pub q8: &'a mut [f32],
 }
 
@@ -38,9 +40,8 @@ impl Exec<'_> {
 
     /// int8 twin of `x` `(columns, n)` in `space`.
     pub fn quantize<'q>(&self, x: &[f32], n: usize, space: &'q mut [f32]) -> &'q [ActQ8] {
-        let words = x.len() / 32 * Q8_WORDS;
-        let space = &mut space[..words];
-        self.workers.split(space, n / 32 * Q8_WORDS, &|c, piece| {
+        let space = &mut space[..x.len() / n * q8_words(n)];
+        self.workers.split(space, q8_words(n), &|c, piece| {
             (self.ks.quantize_act)(&x[c * n..][..n], bytemuck::cast_slice_mut(piece));
         });
         bytemuck::cast_slice(space)

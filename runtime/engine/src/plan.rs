@@ -2,7 +2,7 @@
 
 use crate::cache::ExpertCache;
 use crate::config::{Config, Mixer, VisionConfig};
-use crate::exec::Q8_WORDS;
+use crate::exec::q8_words;
 use crate::slicing::{Detail, SliceError, SliceParams, crop_patches_max};
 use crate::weights::Weights;
 use alloc::vec::Vec;
@@ -173,10 +173,6 @@ pub(crate) struct TextSizes {
     pub expert_a: usize,
     pub expert_b: usize,
     pub expert_q8: usize,
-}
-
-fn q8_words(n: usize) -> usize {
-    n.div_ceil(32) * Q8_WORDS
 }
 
 impl TextSizes {

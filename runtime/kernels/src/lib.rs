@@ -9,32 +9,45 @@
 #[cfg(test)]
 extern crate std;
 
+mod blocks;
 pub mod math;
 mod quant;
+mod quantize;
 pub mod scalar;
+#[cfg(test)]
+mod tests;
 
 use forerun_format::BlockType;
-use forerun_format::block::QK;
+use forerun_format::block::{QK, QK_K};
 
 pub use quant::{dequantize_row, quantize_row};
 
-/// 32 activations as int8 with a common scale: what integer dot products take. `x[j] = d * qs[j]`.
+/// 256 activations as int8, with a scale for each 32: what integer dot products take. `x[j] = d[j / 32] * qs[j]`.
+///
+/// A column whose length is not a multiple of 256 ends with a block that is filled up with zeros.
 #[derive(Debug, Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct ActQ8 {
-    /// Scale.
-    pub d: f32,
+    /// Scale of each group of 32.
+    pub d: [f32; QK_K / QK],
+    /// `d` times the sum of the quants, for each 16: what minima and offsets of weights multiply.
+    pub sums: [f32; QK_K / 16],
     /// Quants, −127..127.
-    pub qs: [i8; QK],
+    pub qs: [i8; QK_K],
 }
-const _: () = assert!(size_of::<ActQ8>() == 36 && align_of::<ActQ8>() == 4);
+const _: () = assert!(size_of::<ActQ8>() == 352 && align_of::<ActQ8>() == 4);
+
+/// Blocks that hold a column of `n` activations.
+pub const fn act_blocks(n: usize) -> usize {
+    n.div_ceil(QK_K)
+}
 
 /// Columns of activations, as f32 and, where the weights want it, as int8 blocks of the same values.
 #[derive(Debug, Clone, Copy)]
 pub struct Columns<'a> {
     /// `(columns, n)`.
     pub f32: &'a [f32],
-    /// `(columns, n / 32)`, or empty when no integer kernel will read it.
+    /// `(columns, act_blocks(n))`, or empty when no integer kernel will read it.
     pub q8: &'a [ActQ8],
     /// Elements in a column.
     pub n: usize,
@@ -58,7 +71,7 @@ pub enum KvRows<'a> {
 
 /// Whether a matrix of type `block` is multiplied with int8 activations ([`Columns::q8`]).
 pub fn wants_q8(block: BlockType) -> bool {
-    matches!(block, BlockType::Q8_0 | BlockType::Q4_0)
+    block.block_elems() > 1
 }
 
 /// The functions of one variant. Contracts stand at the functions of the same name in [`scalar`].

@@ -1,8 +1,12 @@
-//! Rows of weights to and from their blocks. Quantization follows ggml's reference functions, so that a packed file
-//! holds the numbers that llama.cpp's tools would write.
+//! Rows of weights to and from their blocks.
 
+use crate::blocks::Blocks;
+use crate::quantize::Quantize;
 use forerun_format::BlockType;
-use forerun_format::block::{BlockQ4_0, BlockQ8_0, QK};
+use forerun_format::block::{
+    BlockIq4Nl, BlockIq4Xs, BlockMxfp4, BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4K, BlockQ5_0, BlockQ5K, BlockQ6K,
+    BlockQ8_0, QK,
+};
 use half::{bf16, f16};
 
 /// Rounds half away from zero.
@@ -10,6 +14,28 @@ use half::{bf16, f16};
 pub(crate) fn round(x: f32) -> i32 {
     (x + if x < 0.0 { -0.5 } else { 0.5 }) as i32
 }
+
+/// Calls `$f::<B>($args)` with the block struct of a quantized type.
+macro_rules! with_blocks {
+    ($block:expr, $f:ident ( $($arg:expr),* )) => {
+        match $block {
+            BlockType::Q8_0 => $f::<BlockQ8_0>($($arg),*),
+            BlockType::Q5_0 => $f::<BlockQ5_0>($($arg),*),
+            BlockType::Q4_0 => $f::<BlockQ4_0>($($arg),*),
+            BlockType::Iq4Nl => $f::<BlockIq4Nl>($($arg),*),
+            BlockType::Iq4Xs => $f::<BlockIq4Xs>($($arg),*),
+            BlockType::Mxfp4 => $f::<BlockMxfp4>($($arg),*),
+            BlockType::Q6K => $f::<BlockQ6K>($($arg),*),
+            BlockType::Q5K => $f::<BlockQ5K>($($arg),*),
+            BlockType::Q4K => $f::<BlockQ4K>($($arg),*),
+            BlockType::Q3K => $f::<BlockQ3K>($($arg),*),
+            BlockType::Q2K => $f::<BlockQ2K>($($arg),*),
+            BlockType::F32 | BlockType::F16 | BlockType::BF16 => unreachable!("handled before"),
+            BlockType::I8 => panic!("packed experts are handled matrix by matrix"),
+        }
+    };
+}
+pub(crate) use with_blocks;
 
 /// Quantizes one row.
 ///
@@ -34,38 +60,14 @@ pub fn quantize_row(block: BlockType, x: &[f32], out: &mut [u8]) {
                 *o = bf16::from_f32(*x).to_le_bytes();
             }
         }
-        BlockType::Q8_0 => {
-            for (o, x) in out.chunks_exact_mut(size_of::<BlockQ8_0>()).zip(x.as_chunks::<QK>().0) {
-                o.copy_from_slice(bytemuck::bytes_of(&quantize_q8_0(x)));
-            }
-        }
-        BlockType::Q4_0 => {
-            for (o, x) in out.chunks_exact_mut(size_of::<BlockQ4_0>()).zip(x.as_chunks::<QK>().0) {
-                o.copy_from_slice(bytemuck::bytes_of(&quantize_q4_0(x)));
-            }
-        }
-        BlockType::I8 => panic!("packed experts are quantized matrix by matrix"),
+        _ => with_blocks!(block, quantize_blocks(x, out)),
     }
 }
 
-fn quantize_q8_0(x: &[f32; QK]) -> BlockQ8_0 {
-    let max = x.iter().fold(0f32, |m, v| m.max(v.abs()));
-    let d = max / 127.0;
-    let inv = if d == 0.0 { 0.0 } else { 1.0 / d };
-    BlockQ8_0 { d: f16::from_f32(d).to_bits(), qs: x.map(|v| round(v * inv) as i8) }
-}
-
-fn quantize_q4_0(x: &[f32; QK]) -> BlockQ4_0 {
-    // The value of largest magnitude maps to −8, whichever sign it has.
-    let max = x.iter().fold(0f32, |m, &v| if v.abs() > m.abs() { v } else { m });
-    let d = max / -8.0;
-    let inv = if d == 0.0 { 0.0 } else { 1.0 / d };
-    let q = |v: f32| ((v * inv + 8.5) as u8).min(15);
-    let mut qs = [0; QK / 2];
-    for j in 0..QK / 2 {
-        qs[j] = q(x[j]) | q(x[j + QK / 2]) << 4;
+fn quantize_blocks<B: Quantize>(x: &[f32], out: &mut [u8]) {
+    for (x, o) in x.chunks_exact(B::GROUPS * QK).zip(out.chunks_exact_mut(size_of::<B>())) {
+        o.copy_from_slice(bytemuck::bytes_of(&B::quantize(x)));
     }
-    BlockQ4_0 { d: f16::from_f32(d).to_bits(), qs }
 }
 
 /// Expands one row to f32.
@@ -96,79 +98,18 @@ pub fn dequantize_row(block: BlockType, bytes: &[u8], out: &mut [f32]) {
                 *o = bf16::from_le_bytes(*b).to_f32();
             }
         }
-        BlockType::Q8_0 => {
-            for (o, b) in out.as_chunks_mut::<QK>().0.iter_mut().zip(bytes.chunks_exact(size_of::<BlockQ8_0>())) {
-                let b: BlockQ8_0 = bytemuck::pod_read_unaligned(b);
-                let d = f16::from_bits(b.d).to_f32();
-                for (o, q) in o.iter_mut().zip(b.qs) {
-                    *o = d * f32::from(q);
-                }
-            }
-        }
-        BlockType::Q4_0 => {
-            for (o, b) in out.as_chunks_mut::<QK>().0.iter_mut().zip(bytes.chunks_exact(size_of::<BlockQ4_0>())) {
-                let b: BlockQ4_0 = bytemuck::pod_read_unaligned(b);
-                let d = f16::from_bits(b.d).to_f32();
-                for j in 0..QK / 2 {
-                    o[j] = d * f32::from((b.qs[j] & 15) as i8 - 8);
-                    o[j + QK / 2] = d * f32::from((b.qs[j] >> 4) as i8 - 8);
-                }
-            }
-        }
-        BlockType::I8 => panic!("packed experts are read matrix by matrix"),
+        _ => with_blocks!(block, dequantize_blocks(bytes, out)),
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::vec;
-    use std::vec::Vec;
-
-    /// llama.cpp's compiled C on the same bytes: `b[i] = (37 i + 11) mod 256` with the scale set to 1.0.
-    #[test]
-    fn blocks_decode_as_llama_cpp_does() {
-        let bytes = |n: usize| -> Vec<u8> {
-            let mut b: Vec<u8> = (0..n).map(|i| (37 * i + 11) as u8).collect();
-            b[..2].copy_from_slice(&0x3C00u16.to_le_bytes());
-            b
-        };
-        let mut y = [0f32; QK];
-        dequantize_row(BlockType::Q4_0, &bytes(18), &mut y);
-        assert_eq!([y[0], y[1], y[15], y[16], y[17], y[31], y.iter().sum()], [-3., 2., -8., -3., -1., 0., -21.]);
-        dequantize_row(BlockType::Q8_0, &bytes(34), &mut y);
-        assert_eq!(
-            [y[0], y[1], y[15], y[16], y[17], y[31], y.iter().sum()],
-            [85., 122., -128., -91., -54., -48., -176.]
-        );
-    }
-
-    /// A block that is exactly representable comes back exactly; others within half a step of the scale's own rounding.
-    #[test]
-    fn quantization_error_is_bounded() {
-        let exact: Vec<f32> = (0..QK).map(|i| (i as f32 - 16.0) / 2.0).collect();
-        let mut bytes = vec![0; 18];
-        let mut back = [0f32; QK];
-        quantize_row(BlockType::Q4_0, &exact, &mut bytes);
-        dequantize_row(BlockType::Q4_0, &bytes, &mut back);
-        assert_eq!(back[0], -8.0);
-        for (block, step) in [(BlockType::Q8_0, 1.0 / 127.0), (BlockType::Q4_0, 1.0 / 8.0)] {
-            let x: Vec<f32> = (0..QK).map(|i| libm::sinf(i as f32 * 1.7 + 0.3)).collect();
-            let max = x.iter().fold(0f32, |m, v| m.max(v.abs()));
-            let mut bytes = vec![0; block.block_bytes()];
-            quantize_row(block, &x, &mut bytes);
-            dequantize_row(block, &bytes, &mut back);
-            for (a, b) in x.iter().zip(back) {
-                // Half a step, or a whole one where Q4_0 clips its positive end; f16 rounds the scale by 2^-11.
-                let bound = max * step * if block == BlockType::Q4_0 { 1.0 } else { 0.5 } + max * 4.9e-4 + 1e-6;
-                assert!((a - b).abs() <= bound, "{}: {a} became {b}", block.name());
+fn dequantize_blocks<B: Blocks>(bytes: &[u8], out: &mut [f32]) {
+    for (b, out) in bytes.chunks_exact(size_of::<B>()).zip(out.chunks_exact_mut(B::GROUPS * QK)) {
+        let b: B = bytemuck::pod_read_unaligned(b);
+        for (i, out) in out.as_chunks_mut::<QK>().0.iter_mut().enumerate() {
+            let g = b.group(i);
+            for (j, o) in out.iter_mut().enumerate() {
+                *o = g.scale[j / 16] * f32::from(g.q[j]) - g.min[j / 16];
             }
-        }
-        for block in [BlockType::Q8_0, BlockType::Q4_0] {
-            let mut bytes = vec![1; block.block_bytes()];
-            quantize_row(block, &[0.0; QK], &mut bytes);
-            dequantize_row(block, &bytes, &mut back);
-            assert_eq!(back, [0.0; QK]);
         }
     }
 }

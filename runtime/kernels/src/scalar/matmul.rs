@@ -1,9 +1,14 @@
 //! Matrix times columns of activations.
 
 use super::{dot, fold};
-use crate::{ActQ8, Columns, quant::round};
+use crate::blocks::Blocks;
+use crate::quant::{round, with_blocks};
+use crate::{ActQ8, Columns, act_blocks};
 use forerun_format::BlockType;
-use forerun_format::block::{BlockQ4_0, BlockQ8_0, QK};
+use forerun_format::block::{
+    BlockIq4Nl, BlockIq4Xs, BlockMxfp4, BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4K, BlockQ5_0, BlockQ5K, BlockQ6K,
+    BlockQ8_0, QK, QK_K,
+};
 use half::f16;
 
 /// Columns that are multiplied with a group of rows before the next columns: they stay in the first-level cache.
@@ -32,18 +37,18 @@ pub fn matmul(block: BlockType, w: &[u8], x: Columns<'_>, out: &mut [f32]) {
         BlockType::F16 => {
             f32_columns(&|w, x| dot(bytemuck::cast_slice::<u8, u16>(w), x, |v| f16::from_bits(v).to_f32()), out)
         }
-        BlockType::Q8_0 | BlockType::Q4_0 => {
-            let blocks = x.n / QK;
-            assert_eq!(x.q8.len(), columns * blocks, "int8 activations for {}", block.name());
-            let q8 = |c: usize| &x.q8[c * blocks..][..blocks];
-            if block == BlockType::Q8_0 {
-                each(w, row_bytes, columns, out, |row, c| dot_q8_0(bytemuck::cast_slice(row), q8(c)));
-            } else {
-                each(w, row_bytes, columns, out, |row, c| dot_q4_0(bytemuck::cast_slice(row), q8(c)));
-            }
+        _ => {
+            assert_eq!(x.q8.len(), columns * act_blocks(x.n), "int8 activations for {}", block.name());
+            with_blocks!(block, quantized(w, row_bytes, x, out));
         }
-        BlockType::I8 => panic!("packed experts are multiplied matrix by matrix"),
     }
+}
+
+fn quantized<B: Blocks>(w: &[u8], row_bytes: usize, x: Columns<'_>, out: &mut [f32]) {
+    let blocks = act_blocks(x.n);
+    each(w, row_bytes, x.count(), out, |row, c| {
+        dot_blocks::<B>(bytemuck::cast_slice(row), &x.q8[c * blocks..][..blocks])
+    });
 }
 
 #[inline(always)]
@@ -58,44 +63,53 @@ fn each(w: &[u8], row_bytes: usize, columns: usize, out: &mut [f32], f: impl Fn(
     }
 }
 
-/// f32 accumulation in 16 lanes, block `i` into lane `i mod 16`.
+/// f32 accumulation in 16 lanes, group `i` of the row into lane `i mod 16`.
 #[inline(always)]
-fn dot_blocks<B>(w: &[B], x: &[ActQ8], f: impl Fn(&B, &ActQ8) -> f32) -> f32 {
+fn dot_blocks<B: Blocks>(w: &[B], x: &[ActQ8]) -> f32 {
     let mut acc = [0f32; super::LANES];
-    for (i, (w, x)) in w.iter().zip(x).enumerate() {
-        acc[i % super::LANES] += f(w, x);
+    for (b, w) in w.iter().enumerate() {
+        for i in 0..B::GROUPS {
+            let at = b * B::GROUPS + i;
+            let (x, k) = (&x[at / 8], at % 8);
+            let g = w.group(i);
+            let mut dots = [0i32; 2];
+            for (j, (&q, &x)) in g.q.iter().zip(&x.qs[k * QK..]).enumerate() {
+                dots[j / 16] += i32::from(q) * i32::from(x);
+            }
+            let mut y = if B::HALVES {
+                x.d[k] * (g.scale[0] * dots[0] as f32 + g.scale[1] * dots[1] as f32)
+            } else {
+                x.d[k] * (g.scale[0] * (dots[0] + dots[1]) as f32)
+            };
+            if B::MIN {
+                y -= g.min[0] * x.sums[2 * k] + g.min[1] * x.sums[2 * k + 1];
+            }
+            acc[at % super::LANES] += y;
+        }
     }
     fold(acc)
 }
 
-fn dot_q8_0(w: &[BlockQ8_0], x: &[ActQ8]) -> f32 {
-    dot_blocks(w, x, |w, x| {
-        let sum: i32 = w.qs.iter().zip(&x.qs).map(|(&a, &b)| i32::from(a) * i32::from(b)).sum();
-        f16::from_bits(w.d).to_f32() * x.d * sum as f32
-    })
-}
-
-fn dot_q4_0(w: &[BlockQ4_0], x: &[ActQ8]) -> f32 {
-    dot_blocks(w, x, |w, x| {
-        let (lo, hi) = x.qs.split_at(QK / 2);
-        let mut sum = 0i32;
-        for j in 0..QK / 2 {
-            sum += (i32::from(w.qs[j] & 15) - 8) * i32::from(lo[j]) + (i32::from(w.qs[j] >> 4) - 8) * i32::from(hi[j]);
-        }
-        f16::from_bits(w.d).to_f32() * x.d * sum as f32
-    })
-}
-
-/// Quantizes activations to int8 blocks of 32: scale `max |x| / 127`, rounded half away from zero.
+/// Quantizes one column of activations: scale `max |x| / 127` for each 32, rounded half away from zero.
 ///
 /// # Panics
-/// If `x` is not `32 * out.len()` long.
+/// If `x` is not a multiple of 32 long, or `out` not `act_blocks(x.len())`.
 pub fn quantize_act(x: &[f32], out: &mut [ActQ8]) {
-    let (blocks, rest) = x.as_chunks::<QK>();
-    assert!(rest.is_empty() && blocks.len() == out.len(), "{} activations for {} blocks", x.len(), out.len());
-    for (x, o) in blocks.iter().zip(out) {
-        let max = x.iter().fold(0f32, |m, v| m.max(v.abs()));
-        let inv = if max == 0.0 { 0.0 } else { 127.0 / max };
-        *o = ActQ8 { d: max / 127.0, qs: x.map(|v| round(v * inv) as i8) };
+    assert!(x.len().is_multiple_of(QK) && out.len() == act_blocks(x.len()), "{} activations", x.len());
+    for (x, o) in x.chunks(QK_K).zip(out) {
+        *o = bytemuck::Zeroable::zeroed();
+        for (k, x) in x.as_chunks::<QK>().0.iter().enumerate() {
+            let max = x.iter().fold(0f32, |m, v| m.max(v.abs()));
+            let inv = 127.0 / max;
+            let inv = if inv.is_finite() { inv } else { 0.0 };
+            o.d[k] = max / 127.0;
+            for (q, x) in o.qs[k * QK..].iter_mut().zip(x) {
+                *q = round(x * inv) as i8;
+            }
+            for half in [2 * k, 2 * k + 1] {
+                let sum: i32 = o.qs[half * 16..][..16].iter().map(|&q| i32::from(q)).sum();
+                o.sums[half] = o.d[k] * sum as f32;
+            }
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! The oracle against formulas in f64 and against published values.
 
 use super::*;
-use crate::{ActQ8, Columns, KvRows, dequantize_row, quantize_row};
+use crate::{ActQ8, Columns, KvRows, act_blocks, dequantize_row, quantize_row};
+use bytemuck::Zeroable;
 use forerun_format::BlockType;
 use std::vec;
 use std::vec::Vec;
@@ -23,8 +24,11 @@ const DOT_REL: f64 = 1e-5;
 
 #[test]
 fn matmul_of_every_type_matches_f64_and_is_the_same_by_column() {
-    for block in [BlockType::F32, BlockType::F16, BlockType::BF16, BlockType::Q8_0, BlockType::Q4_0] {
-        for (rows, n, columns) in [(1, 32, 1), (5, 96, 3), (3, 544, 11)] {
+    for block in BlockType::ALL {
+        for (rows, n, columns) in [(1, 32, 1), (5, 96, 3), (3, 544, 11), (2, 256, 1), (4, 1024, 9)] {
+            if n % block.block_elems() != 0 {
+                continue;
+            }
             let row_bytes = block.row_bytes(n as u64).unwrap() as usize;
             let mut w = vec![0u8; rows * row_bytes];
             let mut wide = vec![0f32; rows * n];
@@ -33,11 +37,16 @@ fn matmul_of_every_type_matches_f64_and_is_the_same_by_column() {
                 dequantize_row(block, &w[r * row_bytes..][..row_bytes], &mut wide[r * n..][..n]);
             }
             let x = noise(99, columns * n);
-            let mut q8 = vec![ActQ8 { d: 0.0, qs: [0; 32] }; columns * n / 32];
-            quantize_act(&x, &mut q8);
+            let per = act_blocks(n);
+            let mut q8 = vec![ActQ8::zeroed(); columns * per];
+            for (x, q8) in x.chunks_exact(n).zip(q8.chunks_exact_mut(per)) {
+                quantize_act(x, q8);
+            }
             // What the kernel really multiplies with: the int8 activations, for integer types.
             let seen: Vec<f32> = if crate::wants_q8(block) {
-                q8.iter().flat_map(|b| b.qs.map(|q| f32::from(q) * b.d)).collect()
+                q8.chunks_exact(per)
+                    .flat_map(|c| (0..n).map(|j| c[j / 256].d[j % 256 / 32] * f32::from(c[j / 256].qs[j % 256])))
+                    .collect()
             } else {
                 x.clone()
             };
@@ -50,7 +59,7 @@ fn matmul_of_every_type_matches_f64_and_is_the_same_by_column() {
                     let got = f64::from(out[r * columns + c]);
                     assert!((got - want).abs() <= DOT_REL * size, "{} {r},{c}: {got}, expected {want}", block.name());
                     let mut single = [0f32];
-                    let x = Columns { f32: &x[c * n..][..n], q8: &q8[c * n / 32..][..n / 32], n };
+                    let x = Columns { f32: &x[c * n..][..n], q8: &q8[c * per..][..per], n };
                     matmul(block, &w[r * row_bytes..][..row_bytes], x, &mut single);
                     assert_eq!(single[0].to_bits(), out[r * columns + c].to_bits(), "column {c} alone differs");
                 }
