@@ -2,7 +2,7 @@
 # Installs what is missing to build (or to lint), on Debian and its kin: names each package before it is installed, and
 # uses sudo when not root. Does nothing where everything is there.
 set -eu
-msrv=88 # Rust 1.88, from Cargo.toml
+msrv=89 # Rust 1.89, from Cargo.toml
 
 want=""
 need() { # command, package

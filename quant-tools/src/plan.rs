@@ -427,5 +427,7 @@ impl Builder<'_> {
 
 /// `want`, or `own` where rows of `cols` elements are not whole blocks of it.
 fn fit(want: BlockType, own: BlockType, cols: u64) -> BlockType {
-    if cols.is_multiple_of(want.block_elems() as u64) { want } else { own }
+    let fits = |b: BlockType| cols.is_multiple_of(b.block_elems() as u64);
+    // Rows too short for blocks of 256 often hold blocks of 32.
+    [want, BlockType::Q8_0].into_iter().find(|&b| fits(b) && (b == want || want.block_elems() > 32)).unwrap_or(own)
 }

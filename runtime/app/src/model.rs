@@ -95,8 +95,10 @@ pub fn model_path(args: &ModelArgs) -> Result<PathBuf, AppError> {
 /// If it names none.
 pub fn kernels() -> Result<&'static KernelSet, AppError> {
     let forced = std::env::var("FORERUN_KERNELS").ok();
-    KernelSet::select(forced.as_deref())
-        .ok_or_else(|| AppError::Kernels(forced.unwrap_or_default(), KernelSet::NAMES.join(", ")))
+    KernelSet::select(forced.as_deref()).ok_or_else(|| {
+        let names: Vec<_> = KernelSet::available().map(|set| set.name).collect();
+        AppError::Kernels(forced.unwrap_or_default(), names.join(", "))
+    })
 }
 
 /// Bytes of the header at the start of `file`: as many as its parser asks for.

@@ -4,7 +4,7 @@
 //! has the same functions; [`KernelSet`] holds the chosen ones. Relies on `forerun-format` for block layouts; never
 //! allocates.
 #![no_std]
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 #[cfg(test)]
 extern crate std;
@@ -16,6 +16,9 @@ mod quantize;
 pub mod scalar;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+mod x86_64;
 
 use forerun_format::BlockType;
 use forerun_format::block::{QK, QK_K};
@@ -110,14 +113,20 @@ static SCALAR: KernelSet = KernelSet {
 };
 
 impl KernelSet {
-    /// Names of the variants in this build, best first.
-    pub const NAMES: [&'static str; 1] = ["scalar"];
+    /// The variants that this CPU runs, best first; the last is `scalar`.
+    pub fn available() -> impl Iterator<Item = &'static Self> {
+        #[cfg(target_arch = "x86_64")]
+        let special = x86_64::available();
+        #[cfg(not(target_arch = "x86_64"))]
+        let special = core::iter::empty();
+        special.chain([&SCALAR])
+    }
 
-    /// The best variant for this CPU, or the one called `forced`; `None` if there is none of that name.
+    /// The best variant for this CPU, or the one called `forced`; `None` if it is not in this build or not for this CPU.
     pub fn select(forced: Option<&str>) -> Option<&'static Self> {
         match forced {
-            None | Some("scalar") => Some(&SCALAR),
-            Some(_) => None,
+            None => Self::available().next(),
+            Some(name) => Self::available().find(|set| set.name == name),
         }
     }
 }

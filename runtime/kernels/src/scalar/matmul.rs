@@ -21,11 +21,8 @@ const COLUMN_TILE: usize = 8;
 /// # Panics
 /// If the slices' lengths do not fit one another.
 pub fn matmul(block: BlockType, w: &[u8], x: Columns<'_>, out: &mut [f32]) {
-    let columns = x.count();
-    assert_eq!(x.n % block.block_elems(), 0, "columns of {} elements for {}", x.n, block.name());
-    let row_bytes = x.n / block.block_elems() * block.block_bytes();
-    assert_eq!(w.len() % row_bytes, 0, "whole rows of {row_bytes} bytes");
-    assert_eq!(out.len(), w.len() / row_bytes * columns, "(rows, columns) results");
+    check_matmul(block, w, x, out);
+    let (columns, row_bytes) = (x.count(), row_bytes(block, x.n));
     let f32_columns = |f: &dyn Fn(&[u8], &[f32]) -> f32, out: &mut [f32]| {
         each(w, row_bytes, columns, out, |row, c| f(row, &x.f32[c * x.n..][..x.n]));
     };
@@ -37,11 +34,31 @@ pub fn matmul(block: BlockType, w: &[u8], x: Columns<'_>, out: &mut [f32]) {
         BlockType::F16 => {
             f32_columns(&|w, x| dot(bytemuck::cast_slice::<u8, u16>(w), x, |v| f16::from_bits(v).to_f32()), out)
         }
-        _ => {
-            assert_eq!(x.q8.len(), columns * act_blocks(x.n), "int8 activations for {}", block.name());
-            with_blocks!(block, quantized(w, row_bytes, x, out));
-        }
+        _ => with_blocks!(block, quantized(w, row_bytes, x, out)),
     }
+}
+
+fn row_bytes(block: BlockType, n: usize) -> usize {
+    n / block.block_elems() * block.block_bytes()
+}
+
+/// Checks a product's lengths: what every variant's `matmul` does first.
+///
+/// # Panics
+/// If they do not fit one another.
+pub(crate) fn check_matmul(block: BlockType, w: &[u8], x: Columns<'_>, out: &[f32]) {
+    let columns = x.count();
+    assert!(x.n > 0 && x.n.is_multiple_of(block.block_elems()), "columns of {} elements for {}", x.n, block.name());
+    assert_eq!(x.f32.len(), columns * x.n, "whole columns of {} elements", x.n);
+    let row_bytes = row_bytes(block, x.n);
+    assert!(w.len().is_multiple_of(row_bytes), "whole rows of {row_bytes} bytes");
+    assert_eq!(out.len(), w.len() / row_bytes * columns, "(rows, columns) results");
+    assert!(
+        !crate::wants_q8(block) || x.q8.len() == columns * act_blocks(x.n),
+        "int8 activations for {}: {} blocks",
+        block.name(),
+        x.q8.len()
+    );
 }
 
 fn quantized<B: Blocks>(w: &[u8], row_bytes: usize, x: Columns<'_>, out: &mut [f32]) {
@@ -94,6 +111,7 @@ fn dot_blocks<B: Blocks>(w: &[B], x: &[ActQ8]) -> f32 {
 ///
 /// # Panics
 /// If `x` is not a multiple of 32 long, or `out` not `act_blocks(x.len())`.
+#[inline(always)]
 pub fn quantize_act(x: &[f32], out: &mut [ActQ8]) {
     assert!(x.len().is_multiple_of(QK) && out.len() == act_blocks(x.len()), "{} activations", x.len());
     for (x, o) in x.chunks(QK_K).zip(out) {

@@ -10,6 +10,7 @@ pub const DELTA_DIM_MAX: usize = 256;
 ///
 /// # Panics
 /// If the lengths differ.
+#[inline(always)]
 pub fn axpy(a: f32, x: &[f32], y: &mut [f32]) {
     assert_eq!(x.len(), y.len());
     for (y, x) in y.iter_mut().zip(x) {
@@ -17,6 +18,7 @@ pub fn axpy(a: f32, x: &[f32], y: &mut [f32]) {
     }
 }
 
+#[inline(always)]
 fn sum(x: &[f32]) -> f32 {
     let mut acc = [0f32; LANES];
     let (full, tail) = x.as_chunks::<LANES>();
@@ -35,6 +37,7 @@ fn sum(x: &[f32]) -> f32 {
 ///
 /// # Panics
 /// If the lengths differ.
+#[inline(always)]
 pub fn rms_norm(y: &mut [f32], x: &[f32], w: &[f32], eps: f32) {
     assert!(y.len() == x.len() && w.len() == x.len());
     let inv = 1.0 / libm::sqrtf(dot(x, x, |v| v) / x.len() as f32 + eps);
@@ -47,6 +50,7 @@ pub fn rms_norm(y: &mut [f32], x: &[f32], w: &[f32], eps: f32) {
 ///
 /// # Panics
 /// If the lengths differ.
+#[inline(always)]
 pub fn layer_norm(y: &mut [f32], x: &[f32], w: &[f32], b: &[f32], eps: f32) {
     assert!(y.len() == x.len() && w.len() == x.len() && b.len() == x.len());
     let mean = sum(x) / x.len() as f32;
@@ -60,6 +64,7 @@ pub fn layer_norm(y: &mut [f32], x: &[f32], w: &[f32], b: &[f32], eps: f32) {
 }
 
 /// `x ← x · scale / sqrt(Σ x² + eps)`.
+#[inline(always)]
 pub fn l2_norm(x: &mut [f32], eps: f32, scale: f32) {
     let inv = scale / libm::sqrtf(dot(x, x, |v| v) + eps);
     x.iter_mut().for_each(|x| *x *= inv);
@@ -69,6 +74,7 @@ pub fn l2_norm(x: &mut [f32], eps: f32, scale: f32) {
 ///
 /// # Panics
 /// If the lengths differ.
+#[inline(always)]
 pub fn silu_mul(a: &mut [f32], b: &[f32]) {
     assert_eq!(a.len(), b.len());
     for (a, b) in a.iter_mut().zip(b) {
@@ -77,11 +83,13 @@ pub fn silu_mul(a: &mut [f32], b: &[f32]) {
 }
 
 /// GELU, tanh form, in place.
+#[inline(always)]
 pub fn gelu_tanh(x: &mut [f32]) {
     x.iter_mut().for_each(|x| *x = math::gelu_tanh(*x));
 }
 
 /// GELU, erf form, in place.
+#[inline(always)]
 pub fn gelu_erf(x: &mut [f32]) {
     x.iter_mut().for_each(|x| *x = math::gelu_erf(*x));
 }
@@ -93,6 +101,7 @@ pub fn gelu_erf(x: &mut [f32]) {
 ///
 /// # Panics
 /// If the lengths do not fit one another.
+#[inline(always)]
 pub fn conv_step(state: &mut [f32], w: &[f32], x: &mut [f32]) {
     let channels = x.len();
     let width = w.len() / channels;
@@ -121,6 +130,7 @@ pub fn conv_step(state: &mut [f32], w: &[f32], x: &mut [f32]) {
 ///
 /// # Panics
 /// If the lengths do not fit one another.
+#[inline(always)]
 pub fn delta_step(s: &mut [f32], q: &[f32], k: &[f32], v: &[f32], decay: f32, beta: f32, out: &mut [f32]) {
     let v_dim = v.len();
     assert!(v_dim <= DELTA_DIM_MAX && out.len() == v_dim && k.len() == q.len() && s.len() == k.len() * v_dim);

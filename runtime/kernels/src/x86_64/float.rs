@@ -1,0 +1,135 @@
+//! Products of f32, f16 and bf16 matrices: tiles of rows and columns, so that what is loaded is used several times.
+
+use super::isa::Isa;
+use crate::Columns;
+use forerun_format::BlockType;
+
+/// How 16 weights are loaded.
+trait Load {
+    type T: Copy + Default;
+    unsafe fn load<I: Isa>(p: *const Self::T) -> I::F;
+}
+
+struct F32;
+struct F16;
+struct Bf16;
+
+impl Load for F32 {
+    type T = f32;
+    #[inline(always)]
+    unsafe fn load<I: Isa>(p: *const f32) -> I::F {
+        // SAFETY: passed on to the caller.
+        unsafe { I::load(p) }
+    }
+}
+
+impl Load for F16 {
+    type T = u16;
+    #[inline(always)]
+    unsafe fn load<I: Isa>(p: *const u16) -> I::F {
+        // SAFETY: passed on to the caller.
+        unsafe { I::load_f16(p) }
+    }
+}
+
+impl Load for Bf16 {
+    type T = u16;
+    #[inline(always)]
+    unsafe fn load<I: Isa>(p: *const u16) -> I::F {
+        // SAFETY: passed on to the caller.
+        unsafe { I::load_bf16(p) }
+    }
+}
+
+/// # Safety
+/// I's instructions are enabled; `scalar::check_matmul` accepted the arguments.
+#[inline(always)]
+pub(super) unsafe fn matmul<I: Isa>(block: BlockType, w: &[u8], x: Columns<'_>, out: &mut [f32]) {
+    // SAFETY: passed on; rows start on a multiple of their element's size, which cast_slice checks.
+    unsafe {
+        match block {
+            BlockType::F32 => tiles::<I, F32>(bytemuck::cast_slice(w), x, out),
+            BlockType::F16 => tiles::<I, F16>(bytemuck::cast_slice(w), x, out),
+            _ => tiles::<I, Bf16>(bytemuck::cast_slice(w), x, out),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn tiles<I: Isa, L: Load>(w: &[L::T], x: Columns<'_>, out: &mut [f32]) {
+    const ROWS: usize = 4;
+    const COLUMNS: usize = 4;
+    let (n, columns) = (x.n, x.count());
+    let rows = w.len() / n;
+    let mut c = 0;
+    while c < columns {
+        let wide = columns - c >= COLUMNS;
+        let mut r = 0;
+        while r < rows {
+            let tall = rows - r >= ROWS;
+            let (w, x, out) = (&w[r * n..], &x.f32[c * n..], &mut out[r * columns + c..]);
+            // SAFETY: w has the tile's rows and x its columns of n elements from here on, by the two comparisons.
+            unsafe {
+                match (tall, wide) {
+                    (true, true) => tile::<I, L, ROWS, COLUMNS>(w, x, n, columns, out),
+                    (true, false) => tile::<I, L, ROWS, 1>(w, x, n, columns, out),
+                    (false, true) => tile::<I, L, 1, COLUMNS>(w, x, n, columns, out),
+                    (false, false) => tile::<I, L, 1, 1>(w, x, n, columns, out),
+                }
+            }
+            r += if tall { ROWS } else { 1 };
+        }
+        c += if wide { COLUMNS } else { 1 };
+    }
+}
+
+/// `R` rows times `C` columns. Each result is the sum of its own 16 lanes, whatever the tile.
+#[inline(always)]
+unsafe fn tile<I: Isa, L: Load, const R: usize, const C: usize>(
+    w: &[L::T],
+    x: &[f32],
+    n: usize,
+    stride: usize,
+    out: &mut [f32],
+) {
+    assert!(w.len() >= R * n && x.len() >= C * n && out.len() > (R - 1) * stride + C - 1);
+    let full = n / 16 * 16;
+    // SAFETY: r < R, c < C and j + 16 <= n, so every load stays inside w and x, checked above.
+    unsafe {
+        let mut acc = [[I::zero(); C]; R];
+        let mut step = |w: &dyn Fn(usize) -> I::F, x: &dyn Fn(usize) -> I::F| {
+            let columns: [I::F; C] = core::array::from_fn(x);
+            for (r, acc) in acc.iter_mut().enumerate() {
+                let row = w(r);
+                for c in 0..C {
+                    acc[c] = I::fma(row, columns[c], acc[c]);
+                }
+            }
+        };
+        let mut j = 0;
+        while j < full {
+            step(&|r| L::load::<I>(w.as_ptr().add(r * n + j)), &|c| I::load(x.as_ptr().add(c * n + j)));
+            j += 16;
+        }
+        if full < n {
+            // The rest of each row, filled up with zeros.
+            step(
+                &|r| {
+                    let mut rest = [L::T::default(); 16];
+                    rest[..n - full].copy_from_slice(&w[r * n + full..][..n - full]);
+                    L::load::<I>(rest.as_ptr())
+                },
+                &|c| {
+                    let mut rest = [0f32; 16];
+                    rest[..n - full].copy_from_slice(&x[c * n + full..][..n - full]);
+                    I::load(rest.as_ptr())
+                },
+            );
+        }
+        for r in 0..R {
+            for c in 0..C {
+                out[r * stride + c] = I::fold(acc[r][c]);
+            }
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Products of quantized matrices with int8 activations, 256 weights at a time: decode once, multiply with several columns.
+
+use super::decode::Decode;
+use super::isa::Isa;
+use crate::{ActQ8, Columns, act_blocks};
+use forerun_format::BlockType;
+use forerun_format::block::{
+    BlockIq4Nl, BlockIq4Xs, BlockMxfp4, BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4K, BlockQ5_0, BlockQ5K, BlockQ6K,
+    BlockQ8_0,
+};
+
+/// # Safety
+/// I's instructions are enabled; `scalar::check_matmul` accepted the arguments.
+#[inline(always)]
+pub(super) unsafe fn matmul<I: Isa, const C: usize>(block: BlockType, w: &[u8], x: Columns<'_>, out: &mut [f32]) {
+    macro_rules! run {
+        ($b:ty) => {
+            // SAFETY: passed on.
+            unsafe { tiles::<I, $b, C>(bytemuck::cast_slice(w), x, out) }
+        };
+    }
+    match block {
+        BlockType::Q8_0 => run!(BlockQ8_0),
+        BlockType::Q5_0 => run!(BlockQ5_0),
+        BlockType::Q4_0 => run!(BlockQ4_0),
+        BlockType::Iq4Nl => run!(BlockIq4Nl),
+        BlockType::Iq4Xs => run!(BlockIq4Xs),
+        BlockType::Mxfp4 => run!(BlockMxfp4),
+        BlockType::Q6K => run!(BlockQ6K),
+        BlockType::Q5K => run!(BlockQ5K),
+        BlockType::Q4K => run!(BlockQ4K),
+        BlockType::Q3K => run!(BlockQ3K),
+        BlockType::Q2K => run!(BlockQ2K),
+        BlockType::F32 | BlockType::F16 | BlockType::BF16 | BlockType::I8 => unreachable!("not quantized"),
+    }
+}
+
+#[inline(always)]
+unsafe fn tiles<I: Isa, B: Decode, const C: usize>(w: &[B], x: Columns<'_>, out: &mut [f32]) {
+    let (columns, per_row) = (x.count(), x.n / (B::GROUPS * 32));
+    let per_column = act_blocks(x.n);
+    let mut c = 0;
+    while c < columns {
+        let wide = columns - c >= C;
+        let x = &x.q8[c * per_column..];
+        for (row, out) in w.chunks_exact(per_row).zip(out.chunks_exact_mut(columns)) {
+            // SAFETY: x holds C (or 1) columns from here on, by the comparison above; a row is per_row blocks.
+            unsafe {
+                if wide {
+                    tile::<I, B, C>(row, x, per_column, &mut out[c..]);
+                } else {
+                    tile::<I, B, 1>(row, x, per_column, &mut out[c..]);
+                }
+            }
+        }
+        c += if wide { C } else { 1 };
+    }
+}
+
+/// One row times `C` columns. Each result is the sum of its own 16 lanes, whatever `C`.
+#[inline(always)]
+unsafe fn tile<I: Isa, B: Decode, const C: usize>(row: &[B], x: &[ActQ8], per_column: usize, out: &mut [f32]) {
+    let per = 8 / B::GROUPS;
+    assert!(x.len() >= C * per_column && row.len() <= per * per_column && out.len() >= C);
+    // SAFETY: superblock s < per_column has `per` blocks in row (the last one, if shorter, in a copy filled up with zeros)
+    // and an ActQ8 in each of the C columns, by the assertion.
+    unsafe {
+        let mut acc = [I::zero(); C];
+        for s in 0..per_column {
+            let at = s * per;
+            if at + per <= row.len() {
+                superblock::<I, B, C>(row.as_ptr().add(at), x.as_ptr().add(s), per_column, &mut acc);
+            } else {
+                let mut rest = [B::zeroed(); 8];
+                rest[..row.len() - at].copy_from_slice(&row[at..]);
+                superblock::<I, B, C>(rest.as_ptr(), x.as_ptr().add(s), per_column, &mut acc);
+            }
+        }
+        for c in 0..C {
+            out[c] = I::fold(acc[c]);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn superblock<I: Isa, B: Decode, const C: usize>(
+    w: *const B,
+    x: *const ActQ8,
+    per_column: usize,
+    acc: &mut [I::F; C],
+) {
+    // SAFETY: the caller vouches for w and for x + c * per_column, c < C.
+    unsafe {
+        let (scale, min) = B::scales::<I>(w);
+        let mut scaled = [I::zero(); C];
+        for c in 0..C {
+            let x = &*x.add(c * per_column);
+            scaled[c] = I::mul(scale, I::twice(core::arch::x86_64::_mm256_loadu_ps(x.d.as_ptr())));
+            if B::MIN {
+                acc[c] = I::fnma(min, I::load(x.sums.as_ptr()), acc[c]);
+            }
+        }
+        for pair in 0..4 {
+            let weights = I::pair(B::decode(w, 2 * pair), B::decode(w, 2 * pair + 1));
+            for c in 0..C {
+                let quants = (*x.add(c * per_column)).qs.as_ptr().add(64 * pair);
+                acc[c] = I::fma(B::dot::<I>(weights, quants), I::spread(scaled[c], pair), acc[c]);
+            }
+        }
+    }
+}
