@@ -46,6 +46,8 @@ pub enum Command {
     Verify(VerifyArgs),
     /// Look at the bundled pictures with the bundled model
     Demo(DemoArgs),
+    /// Measure how fast prompts and answers are
+    Bench(BenchArgs),
 }
 
 /// Which model.
@@ -217,6 +219,30 @@ pub struct DemoArgs {
     pub engine: EngineArgs,
 }
 
+/// `forerun bench`
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Read all experts into memory first: measures kernels, not storage
+    #[arg(long)]
+    pub resident: bool,
+    /// Tokens of the prompt
+    #[arg(long, value_name = "TOKENS", default_value_t = 64, value_parser = parse_count)]
+    pub prefill: usize,
+    /// Tokens of the answer
+    #[arg(long, value_name = "TOKENS", default_value_t = 32, value_parser = parse_count)]
+    pub decode: usize,
+    /// Times to measure
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = parse_count)]
+    pub rounds: usize,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
 /// A deliberate fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Fault {
@@ -263,6 +289,13 @@ impl From<Io> for IoChoice {
             Io::Pread => Self::Pread,
         }
     }
+}
+
+fn parse_count(s: &str) -> Result<usize, String> {
+    s.parse()
+        .ok()
+        .filter(|n| (1..=1 << 20).contains(n))
+        .ok_or_else(|| "expected a whole number from 1 to 1048576".into())
 }
 
 fn parse_detail(s: &str) -> Result<Detail, String> {

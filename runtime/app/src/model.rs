@@ -147,6 +147,13 @@ impl Model {
         Ok(Self { path: path.into(), file_bytes, config, weights, tokenizer, template, prompts })
     }
 
+    /// Bytes of weights that one token's text layers and head read.
+    pub fn bytes_per_token(&self) -> u64 {
+        let resident = self.weights.resident_bytes as u64 - self.weights.vision_bytes();
+        let top_k = self.config.text.moe().map_or(0, |m| m.top_k);
+        resident + self.weights.banks.iter().map(|b| (b.stride * top_k) as u64).sum::<u64>()
+    }
+
     /// The mode asked for, else the model's.
     pub fn detail(&self, args: &VisionArgs) -> Detail {
         args.detail.unwrap_or_else(|| self.config.vision.as_ref().map_or(Detail::X16, |(_, i)| i.detail))

@@ -54,6 +54,11 @@ impl ExpertCache {
         slots * size_of::<Slot>() + experts * 8
     }
 
+    /// Number of slots.
+    pub fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
     /// Where `expert` is.
     pub fn place(&self, expert: u32) -> Place {
         match self.slot_of[expert as usize] {

@@ -267,6 +267,14 @@ impl<'a, S: Storage> Engine<'a, S> {
         e
     }
 
+    /// Reads experts ahead of any token until all are in memory, or the slots are full.
+    ///
+    /// # Errors
+    /// If one cannot be read or differs from its checksum.
+    pub fn preload(&mut self) -> Result<(), EngineError> {
+        self.moe.as_mut().map_or(Ok(()), Moe::preload)
+    }
+
     /// Forgets all tokens and visual features. Experts stay in their slots.
     pub fn reset(&mut self) {
         self.state.delta.fill(0.0);

@@ -110,6 +110,33 @@ impl<'a, S: Storage> Moe<'a, S> {
         self.cache.release_all();
     }
 
+    /// Reads experts in file order until all are in slots, or the slots are full.
+    pub fn preload(&mut self) -> Result<(), EngineError> {
+        let (layers, experts) = (self.weights.banks.len(), self.experts);
+        let room = self.cache.slots();
+        // No layer wants anything: what lands is kept and let go of.
+        self.starts.fill(0);
+        let mut next = 0;
+        while next < (layers * experts).min(room) || self.in_flight > 0 {
+            self.batch.clear();
+            let depth = self.storage.depth_max() - self.in_flight;
+            while next < (layers * experts).min(room) && self.batch.len() < depth {
+                let id = next as u32;
+                if self.cache.place(id) == Place::Absent {
+                    let Some(slot) = self.cache.claim(id, false) else { break };
+                    self.batch.push(self.read(id, slot));
+                }
+                next += 1;
+            }
+            self.submit();
+            if self.in_flight > 0 {
+                self.land(layers)?;
+            }
+        }
+        self.cache.release_all();
+        Ok(())
+    }
+
     /// `n` tokens went through all layers.
     pub fn end_tokens(&mut self, n: usize) {
         (0..n).for_each(|_| self.cache.end_token());

@@ -1,5 +1,6 @@
 //! One module a command.
 
+pub mod bench;
 pub mod chat;
 pub mod demo;
 pub mod plan;

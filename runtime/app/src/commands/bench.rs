@@ -1,0 +1,144 @@
+//! `forerun bench`: how fast prompt and answer are, beside what memory could deliver in the same minute.
+
+use super::headline;
+use crate::cli::BenchArgs;
+use crate::error::AppError;
+use crate::model::{Model, model_path};
+use forerun_engine::ports::Storage;
+use forerun_engine::{Engine, Input, NoObserver};
+use serde_json::json;
+use std::time::Instant;
+
+/// Bytes that the memory reference reads: far more than any cache holds.
+const REFERENCE_BYTES: usize = 512 << 20;
+
+/// Bytes per second that `threads` threads read from memory together: the best of five passes over one buffer.
+fn memory_bytes_per_s(threads: usize) -> f64 {
+    let words = REFERENCE_BYTES / 8;
+    let buffer: Vec<u64> = (0..words as u64).collect();
+    let mut best = 0f64;
+    for _ in 0..5 {
+        let start = Instant::now();
+        let sum = std::thread::scope(|scope| {
+            let sum_of = |part: &[u64]| {
+                let mut lanes = [0u64; 16];
+                for chunk in part.as_chunks::<16>().0 {
+                    for (l, x) in lanes.iter_mut().zip(chunk) {
+                        *l = l.wrapping_add(*x);
+                    }
+                }
+                lanes.iter().fold(0u64, |a, b| a.wrapping_add(*b))
+            };
+            let parts: Vec<_> =
+                buffer.chunks(words.div_ceil(threads)).map(|p| scope.spawn(move || sum_of(p))).collect();
+            parts.into_iter().fold(0u64, |a, t| a.wrapping_add(t.join().unwrap_or(0)))
+        });
+        std::hint::black_box(sum);
+        best = best.max(REFERENCE_BYTES as f64 / start.elapsed().as_secs_f64());
+    }
+    best
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut v = values.to_vec();
+    v.sort_unstable_by(f64::total_cmp);
+    v.get(v.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// Tokens that look random and are always the same.
+fn tokens(n: usize, vocab: usize) -> Vec<u32> {
+    let mut s = 0x9E37_79B9_7F4A_7C15u64;
+    let mut next = || {
+        s ^= s << 13;
+        s ^= s >> 7;
+        s ^= s << 17;
+        (s >> 33) as u32 % vocab as u32
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+fn round<S: Storage>(engine: &mut Engine<'_, S>, ids: &[u32], decode: usize) -> Result<(f64, f64), AppError> {
+    engine.reset();
+    let prefill = ids.len() - decode;
+    let positions: Vec<u32> = (0..ids.len() as u32).collect();
+    let start = Instant::now();
+    engine.run(Input { ids: &ids[..prefill], positions: [&positions[..prefill]; 3] }, &mut NoObserver)?;
+    let prompt = prefill as f64 / start.elapsed().as_secs_f64();
+    let start = Instant::now();
+    for i in prefill..ids.len() {
+        engine.run(Input { ids: &ids[i..=i], positions: [&positions[i..=i]; 3] }, &mut NoObserver)?;
+    }
+    Ok((prompt, decode as f64 / start.elapsed().as_secs_f64()))
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// If the model is not usable, it does not fit, or storage fails.
+pub fn run(args: &BenchArgs) -> Result<(), AppError> {
+    let model = Model::open(&model_path(&args.model)?)?;
+    let mut setup = model.setup(&args.engine, None, 0);
+    setup.options.context = (args.prefill + args.decode).max(1);
+    if args.resident && setup.options.slots_max.is_none() {
+        setup.options.slots_max = Some(usize::MAX);
+    }
+    let memory = memory_bytes_per_s(setup.threads);
+    let ids = tokens(args.prefill + args.decode, model.config.text.vocab);
+    model.with_engine(
+        &setup,
+        |s| s,
+        |engine, facts| {
+            if args.resident {
+                if facts.plan.slots < facts.plan.experts {
+                    return Err(AppError::Input(format!(
+                        "{} of {} experts fit: --resident needs all of them: raise --memory or leave it out",
+                        facts.plan.slots, facts.plan.experts
+                    )));
+                }
+                engine.preload()?;
+            }
+            let (mut prefill, mut decode) = (Vec::new(), Vec::new());
+            for _ in 0..args.rounds {
+                let (p, d) = round(engine, &ids, args.decode)?;
+                prefill.push(p);
+                decode.push(d);
+            }
+            let bytes = model.bytes_per_token();
+            let share = median(&decode) * bytes as f64 / memory;
+            let c = engine.counters();
+            if args.json {
+                println!(
+                    "{}",
+                    json!({
+                        "prefill_tokens": args.prefill,
+                        "decode_tokens": args.decode,
+                        "prefill_tokens_per_s": median(&prefill),
+                        "decode_tokens_per_s": median(&decode),
+                        "prefill_rounds": prefill,
+                        "decode_rounds": decode,
+                        "bytes_per_token": bytes,
+                        "memory_bytes_per_s": memory,
+                        "share_of_memory": share,
+                        "kernels": facts.kernels,
+                        "threads": facts.threads,
+                        "hits": c.hits,
+                        "misses": c.misses,
+                        "peak_rss_bytes": forerun_linux::sys::peak_rss_bytes(),
+                    })
+                );
+            } else {
+                println!("{}", headline(facts));
+                println!("prefill of {} tokens: {:.2} tokens/s, rounds {prefill:.2?}", args.prefill, median(&prefill));
+                println!("decode of {} tokens: {:.2} tokens/s, rounds {decode:.2?}", args.decode, median(&decode));
+                println!(
+                    "a token reads {:.1} MiB of weights: {:.0} % of the {:.1} GB/s that memory delivers to {} threads",
+                    bytes as f64 / f64::from(1 << 20),
+                    share * 100.0,
+                    memory / 1e9,
+                    facts.threads
+                );
+            }
+            Ok(())
+        },
+    )
+}
