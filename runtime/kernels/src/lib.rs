@@ -10,6 +10,9 @@
 extern crate std;
 
 mod blocks;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+mod lanes;
 pub mod math;
 mod quant;
 mod quantize;

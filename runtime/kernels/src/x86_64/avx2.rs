@@ -1,6 +1,7 @@
 //! AVX2 with FMA and F16C: 16 lanes as two registers of eight.
 
-use super::isa::Isa;
+use super::narrow::Avx;
+use crate::lanes::{Decode, Isa};
 use core::arch::x86_64::*;
 
 pub(super) struct Avx2;
@@ -20,6 +21,7 @@ pub(super) unsafe fn fold8(x: __m256) -> f32 {
 unsafe impl Isa for Avx2 {
     type F = (__m256, __m256);
     type W = (__m256i, __m256i);
+    type N = Avx;
 
     #[inline(always)]
     unsafe fn zero() -> Self::F {
@@ -105,8 +107,22 @@ unsafe impl Isa for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn spread(x: Self::F, pair: usize) -> Self::F {
+    unsafe fn pair<D: Decode>(a: __m256i, b: __m256i) -> Self::W {
+        (a, b)
+    }
+
+    #[inline(always)]
+    unsafe fn add_dots<D: Decode>(acc: Self::F, w: Self::W, x: *const i8, scale: Self::F, pair: usize) -> Self::F {
         // SAFETY: as in zero().
+        unsafe { Self::fma(Self::dot::<D>(w, x), Self::spread(scale, pair), acc) }
+    }
+}
+
+impl Avx2 {
+    /// Values `4 pair .. 4 pair + 4` of `x`, each four times: for four halves of 16 weights, four lanes each.
+    #[inline(always)]
+    unsafe fn spread(x: <Self as Isa>::F, pair: usize) -> <Self as Isa>::F {
+        // SAFETY: the caller enabled the instructions.
         unsafe {
             let half = if pair < 2 { x.0 } else { x.1 };
             let first = _mm256_set1_epi32(4 * (pair as i32 % 2));
@@ -116,24 +132,20 @@ unsafe impl Isa for Avx2 {
         }
     }
 
+    /// Lane `i` = sum of four products from weight `4 i` on, exact, as f32.
     #[inline(always)]
-    unsafe fn pair(a: __m256i, b: __m256i) -> Self::W {
-        (a, b)
-    }
-
-    #[inline(always)]
-    unsafe fn dot<const OFF: u8, const SIGNED: bool>(w: Self::W, x: *const i8) -> Self::F {
-        // SAFETY: as in zero().
+    unsafe fn dot<D: Decode>(w: <Self as Isa>::W, x: *const i8) -> <Self as Isa>::F {
+        // SAFETY: the caller enabled the instructions; x points to 64 quants.
         unsafe {
             let ones = _mm256_set1_epi16(1);
             // Pairs of products in 16 bits: at most 2 · 128 · 127 with the signs moved to x, 2 · 63 · 127 else.
             let group = |w: __m256i, x: __m256i| {
-                let products = if SIGNED {
+                let products = if D::SIGNED {
                     _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
-                } else if OFF == 0 {
+                } else if D::OFFSET == 0 {
                     _mm256_maddubs_epi16(w, x)
                 } else {
-                    let above = _mm256_maddubs_epi16(_mm256_set1_epi8(OFF as i8), x);
+                    let above = _mm256_maddubs_epi16(_mm256_set1_epi8(D::OFFSET as i8), x);
                     _mm256_sub_epi16(_mm256_maddubs_epi16(w, x), above)
                 };
                 _mm256_cvtepi32_ps(_mm256_madd_epi16(products, ones))

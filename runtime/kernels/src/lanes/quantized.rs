@@ -1,7 +1,7 @@
 //! Products of quantized matrices with int8 activations, 256 weights at a time: decode once, multiply with several columns.
 
 use super::decode::Decode;
-use super::isa::Isa;
+use super::isa::{Isa, Narrow};
 use crate::{ActQ8, Columns, act_blocks};
 use forerun_format::BlockType;
 use forerun_format::block::{
@@ -95,16 +95,16 @@ unsafe fn superblock<I: Isa, B: Decode, const C: usize>(
         let mut scaled = [I::zero(); C];
         for c in 0..C {
             let x = &*x.add(c * per_column);
-            scaled[c] = I::mul(scale, I::twice(core::arch::x86_64::_mm256_loadu_ps(x.d.as_ptr())));
+            scaled[c] = I::mul(scale, I::twice(I::N::load_f32(x.d.as_ptr())));
             if B::MIN {
                 acc[c] = I::fnma(min, I::load(x.sums.as_ptr()), acc[c]);
             }
         }
         for pair in 0..4 {
-            let weights = I::pair(B::decode(w, 2 * pair), B::decode(w, 2 * pair + 1));
+            let weights = I::pair::<B>(B::decode::<I::N>(w, 2 * pair), B::decode::<I::N>(w, 2 * pair + 1));
             for c in 0..C {
                 let quants = (*x.add(c * per_column)).qs.as_ptr().add(64 * pair);
-                acc[c] = I::fma(B::dot::<I>(weights, quants), I::spread(scaled[c], pair), acc[c]);
+                acc[c] = I::add_dots::<B>(acc[c], weights, quants, scaled[c], pair);
             }
         }
     }

@@ -15,7 +15,7 @@ const DIM_MAX: usize = 256;
 /// # Safety
 /// I's instructions are enabled.
 #[inline(always)]
-pub(super) unsafe fn attention<I: Isa>(
+pub(crate) unsafe fn attention<I: Isa>(
     q: &[f32],
     k: KvRows<'_>,
     v: KvRows<'_>,
