@@ -179,17 +179,18 @@ impl<'m> Session<'m> {
             seed: args.seed,
         };
         let mut sampler = Sampler::new(settings, self.model.config.text.vocab);
+        let ids = &self.model.config.tokens;
         let mut words = Words::new(self.model, args.think);
         let mut tokens = Vec::new();
         let mut finish_reason = "length";
         let decode = Instant::now();
         while tokens.len() < args.max_tokens {
-            let next = sampler.sample(engine.logits());
+            let next = sampler.sample(engine.logits(), &[ids.image, ids.video]);
             tokens.push(next);
             if tokens.len() == 1 {
                 timings.first_token_ms = ms(start);
             }
-            if self.model.config.tokens.stop.contains(&next) {
+            if ids.stop.contains(&next) {
                 finish_reason = "stop";
                 break;
             }

@@ -8,6 +8,8 @@ use forerun_format::{
     keys,
 };
 
+use forerun_kernels::scalar::CONV_WIDTH;
+
 /// How a layer mixes tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mixer {
@@ -377,7 +379,7 @@ impl TextConfig {
             format!("{}", self.delta_value_heads),
             "a multiple of ssm.group_count",
         )?;
-        check((2..=16).contains(&self.conv_width), &key("ssm.conv_kernel"), format!("{}", self.conv_width), "2 to 16")?;
+        check(self.conv_width == CONV_WIDTH, &key("ssm.conv_kernel"), format!("{}", self.conv_width), "4")?;
         if let Some(m) = self.moe() {
             check(
                 m.top_k <= m.experts && m.top_k <= crate::router::TOP_K_MAX,

@@ -26,13 +26,17 @@ pub struct Sampler {
 
 /// Index of the largest logit, the lowest of equals.
 pub fn argmax(logits: &[f32]) -> u32 {
-    let mut best = 0;
-    for (i, x) in logits.iter().enumerate() {
-        if *x > logits[best] {
-            best = i;
+    argmax_but(logits, &[])
+}
+
+fn argmax_but(logits: &[f32], banned: &[u32]) -> u32 {
+    let mut best = None;
+    for (i, &x) in logits.iter().enumerate() {
+        if best.is_none_or(|(_, b)| x > b) && !banned.contains(&(i as u32)) {
+            best = Some((i, x));
         }
     }
-    best as u32
+    best.map_or(0, |(i, _)| i as u32)
 }
 
 impl Sampler {
@@ -42,20 +46,21 @@ impl Sampler {
         Self { settings, state: settings.seed, order: Vec::with_capacity(vocab), probs: Vec::with_capacity(vocab) }
     }
 
-    /// The next token.
+    /// The next token, none of `banned`: placeholders stand for pictures, and a model may not make those up.
     ///
     /// # Panics
-    /// If `logits` is empty.
-    pub fn sample(&mut self, logits: &[f32]) -> u32 {
+    /// If `logits` is empty or all tokens are banned.
+    pub fn sample(&mut self, logits: &[f32], banned: &[u32]) -> u32 {
         let s = self.settings;
         if s.temperature <= 0.0 {
-            return argmax(logits);
+            return argmax_but(logits, banned);
         }
         self.order.clear();
-        self.order.extend(0..logits.len() as u32);
+        self.order.extend((0..logits.len() as u32).filter(|i| !banned.contains(i)));
         let by_logit = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
-        let keep = if s.top_k == 0 { logits.len() } else { s.top_k.min(logits.len()) };
-        if keep < logits.len() {
+        let all = self.order.len();
+        let keep = if s.top_k == 0 { all } else { s.top_k.min(all) };
+        if keep < all {
             self.order.select_nth_unstable_by(keep - 1, by_logit);
             self.order.truncate(keep);
         }
@@ -98,7 +103,7 @@ mod tests {
         let mut s = Sampler::new(settings, logits.len());
         let mut counts = alloc::vec![0f32; logits.len()];
         for _ in 0..20_000 {
-            counts[s.sample(logits) as usize] += 1.0 / 20_000.0;
+            counts[s.sample(logits, &[]) as usize] += 1.0 / 20_000.0;
         }
         counts
     }
@@ -130,6 +135,9 @@ mod tests {
         let s = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 3 };
         let logits: Vec<f32> = (0..50).map(|i| i as f32 * 0.01).collect();
         let (mut a, mut b) = (Sampler::new(s, 50), Sampler::new(s, 50));
-        assert!((0..100).all(|_| a.sample(&logits) == b.sample(&logits)));
+        assert_eq!(argmax_but(&[1.0, 3.0, 3.0], &[1]), 2);
+        assert!((0..1000).all(|_| a.sample(&logits, &[49, 48]) < 48));
+        let mut a = Sampler::new(s, 50);
+        assert!((0..100).all(|_| a.sample(&logits, &[]) == b.sample(&logits, &[])));
     }
 }

@@ -3,6 +3,9 @@
 use super::{LANES, dot, fold};
 use crate::math;
 
+/// Width of the causal convolution: the only one that models of this family have.
+pub const CONV_WIDTH: usize = 4;
+
 /// Longest head of the delta rule, so that its temporaries live on the stack.
 pub const DELTA_DIM_MAX: usize = 256;
 
@@ -94,32 +97,27 @@ pub fn gelu_erf(x: &mut [f32]) {
     x.iter_mut().for_each(|x| *x = math::gelu_erf(*x));
 }
 
-/// One step of a depthwise causal convolution, then SiLU, for all channels.
+/// One step of a depthwise causal convolution of width 4, then SiLU, for all channels.
 ///
-/// `state` `(width − 1, channels)` holds the inputs before this one, oldest first, and is moved on; `w` is
-/// `(channels, width)`; `x` `(channels)` is the input and becomes the output.
+/// `state` `(3, channels)` holds the inputs before this one, oldest first, and is moved on; `w` is `(channels, 4)`; `x`
+/// `(channels)` is the input and becomes the output.
 ///
 /// # Panics
 /// If the lengths do not fit one another.
 #[inline(always)]
 pub fn conv_step(state: &mut [f32], w: &[f32], x: &mut [f32]) {
     let channels = x.len();
-    let width = w.len() / channels;
-    assert!(width >= 1 && w.len() == width * channels && state.len() == (width - 1) * channels);
-    for (c, w) in w.chunks_exact(width).enumerate() {
-        let input = x[c];
-        let mut sum = 0f32;
-        for j in 0..width - 1 {
-            sum += w[j] * state[j * channels + c];
-        }
-        sum += w[width - 1] * input;
-        x[c] = math::silu(sum);
-        for j in 1..width - 1 {
-            state[(j - 1) * channels + c] = state[j * channels + c];
-        }
-        if width > 1 {
-            state[(width - 2) * channels + c] = input;
-        }
+    let (w, rest) = w.as_chunks::<CONV_WIDTH>();
+    assert!(w.len() == channels && rest.is_empty() && state.len() == (CONV_WIDTH - 1) * channels);
+    let (a, others) = state.split_at_mut(channels);
+    let (b, c) = others.split_at_mut(channels);
+    // One flat loop over equally long slices, which the compiler turns into vectors.
+    let (a, b, c) = (&mut a[..channels], &mut b[..channels], &mut c[..channels]);
+    for i in 0..channels {
+        let (x, w) = (&mut x[i], &w[i]);
+        let sum = w[0] * a[i] + w[1] * b[i] + w[2] * c[i] + w[3] * *x;
+        (a[i], b[i], c[i]) = (b[i], c[i], *x);
+        *x = math::silu(sum);
     }
 }
 

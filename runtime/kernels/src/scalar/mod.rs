@@ -12,7 +12,7 @@ mod tests;
 pub use attention::attention;
 pub(crate) use matmul::check_matmul;
 pub use matmul::{matmul, quantize_act};
-pub use mix::{axpy, conv_step, delta_step, gelu_erf, gelu_tanh, l2_norm, layer_norm, rms_norm, silu_mul};
+pub use mix::{CONV_WIDTH, axpy, conv_step, delta_step, gelu_erf, gelu_tanh, l2_norm, layer_norm, rms_norm, silu_mul};
 
 /// Lanes of a sum.
 pub(crate) const LANES: usize = 16;
