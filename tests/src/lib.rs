@@ -15,7 +15,9 @@ use forerun_format::gguf::Header;
 use forerun_kernels::KernelSet;
 use std::path::{Path, PathBuf};
 
+pub mod checkpoint;
 pub mod golden;
+pub mod record;
 
 /// A file below `tests/`.
 pub fn path(relative: impl AsRef<Path>) -> PathBuf {

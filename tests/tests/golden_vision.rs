@@ -2,16 +2,11 @@
 
 use forerun_engine::plan::KvType;
 use forerun_engine::slicing::Detail;
-use forerun_engine::{CropPixels, Input, Observer, VisionObserver, sampler::argmax};
-use forerun_tests::golden::{Goldens, json, max_abs, max_diff, relative};
+use forerun_engine::{CropPixels, Input, NoObserver, VisionObserver, sampler::argmax};
+use forerun_tests::golden::{Goldens, json, relative};
+use forerun_tests::record::{HIDDEN_TOLERANCE, Record};
 use forerun_tests::{Model, Setup};
 use std::collections::HashMap;
-
-/// Relative error of visual features with the checkpoint's weights held in f32.
-const FEATURE_TOLERANCE: f32 = 1e-3;
-
-/// Share of the largest logit: see `golden_text.rs`.
-const LOGIT_TOLERANCE: f32 = 1e-3;
 
 #[derive(Default)]
 struct Stages(HashMap<&'static str, Vec<f32>>);
@@ -19,29 +14,6 @@ struct Stages(HashMap<&'static str, Vec<f32>>);
 impl VisionObserver for Stages {
     fn stage(&mut self, name: &'static str, x: &[f32]) {
         self.0.entry(name).or_default().extend_from_slice(x);
-    }
-}
-
-#[derive(Default)]
-struct Record {
-    routed: Vec<Vec<(Vec<u16>, Vec<f32>)>>,
-    logits: Vec<Vec<f32>>,
-}
-
-impl Observer for Record {
-    fn wants_all_logits(&self) -> bool {
-        true
-    }
-
-    fn routed(&mut self, layer: usize, _token: usize, experts: &[u16], weights: &[f32]) {
-        if self.routed.len() <= layer {
-            self.routed.resize_with(layer + 1, Vec::new);
-        }
-        self.routed[layer].push((experts.to_vec(), weights.to_vec()));
-    }
-
-    fn logits(&mut self, _token: usize, logits: &[f32]) {
-        self.logits.push(logits.to_vec());
     }
 }
 
@@ -98,7 +70,7 @@ fn check(model_name: &str) {
                 let next = argmax(e.logits());
                 assert_eq!(u64::from(next), want, "{name}: token {i} of the answer");
                 let at = [(n as i32 + i as i32 + delta) as u32];
-                e.run(Input { ids: &[next], positions: [&at; 3] }, &mut forerun_engine::NoObserver).unwrap();
+                e.run(Input { ids: &[next], positions: [&at; 3] }, &mut NoObserver).unwrap();
             }
             (stages, features, record)
         });
@@ -110,36 +82,15 @@ fn check(model_name: &str) {
         ] {
             if g.has(tensor) {
                 let error = relative(&stages.0[stage], &g.f32(tensor));
-                assert!(error < FEATURE_TOLERANCE, "{name}: {stage} differs by {error}");
+                assert!(error < HIDDEN_TOLERANCE, "{name}: {stage} differs by {error}");
             }
         }
         let error = relative(&features, &g.f32("vis_final_merger"));
-        assert!(error < FEATURE_TOLERANCE, "{name}: features differ by {error}");
+        assert!(error < HIDDEN_TOLERANCE, "{name}: features differ by {error}");
 
-        let last = g.f32("logits_last");
-        let vocab = last.len() / 4;
-        let mut worst = 0f32;
-        for (want, got) in last.chunks(vocab).zip(&record.logits[n - 4..]) {
-            worst = worst.max(max_diff(got, want) / max_abs(want));
-        }
-        let (top, idx) = (g.f32("top10_val"), g.i32("top10_idx"));
-        for (t, got) in record.logits.iter().enumerate() {
-            assert_eq!(argmax(got), idx[t * 10] as u32, "{name}: argmax of token {t}");
-            for i in t * 10..t * 10 + 10 {
-                worst = worst.max((got[idx[i] as usize] - top[i]).abs() / top[t * 10].abs());
-            }
-        }
+        let worst = record.check_logits(name, &g);
         println!("{model_name} {name}: features within {error:.1e}, logits within {worst:.1e} of the largest");
-        assert!(worst < LOGIT_TOLERANCE, "{name}: logits differ by {worst} of the largest");
-        if g.has("router_idx") {
-            let (idx, weights) = (g.i32("router_idx"), g.f32("router_weight"));
-            let k = record.routed[0][0].0.len();
-            for (i, (experts, w)) in record.routed.iter().flatten().enumerate() {
-                let want: Vec<u16> = idx[i * k..][..k].iter().map(|&e| e as u16).collect();
-                assert_eq!(experts, &want, "{name}: choice {i}");
-                assert!(max_diff(w, &weights[i * k..][..k]) < 1e-3, "{name}: weights of choice {i}");
-            }
-        }
+        record.check_routed(name, &g);
     }
 }
 

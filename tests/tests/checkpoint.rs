@@ -1,0 +1,40 @@
+//! Packing a real, trained checkpoint gives the bundled model again, however the checkpoint stores its experts.
+
+use forerun_format::BlockType;
+use forerun_tests::checkpoint::{Experts, Packed, all};
+use forerun_tests::{Model, path};
+
+/// The bundled models are compared with transformers by the golden tests, so a file equal to one is right.
+fn packs_to_the_bundled_file(name: &str) {
+    let bundled = Model::bundled(name);
+    let packed = Model::from_bytes(Packed::new(name, Experts::Single, all(BlockType::BF16)).bytes());
+    // Tensor by tensor first: that says which transformation is wrong.
+    let (want, got) = (bundled.header(), packed.header());
+    assert_eq!(want.tensors().len(), got.tensors().len());
+    for (w, g) in want.tensors().iter().zip(got.tensors()) {
+        assert_eq!((w.name, &w.ne[..], w.bytes), (g.name, &g.ne[..], g.bytes));
+        let data = |file: &[u8]| file[w.offset as usize..(w.offset + w.bytes) as usize].to_vec();
+        assert!(data(&bundled.file) == data(&packed.file), "{}: data differs", w.name);
+    }
+    assert!(bundled.file == packed.file, "{name}: keys or padding differ");
+}
+
+#[test]
+fn the_mixture_packs_to_the_bundled_file() {
+    packs_to_the_bundled_file("tiny-moe");
+}
+
+#[test]
+fn the_dense_model_packs_to_the_bundled_file() {
+    packs_to_the_bundled_file("tiny-dense");
+}
+
+#[test]
+fn fused_and_single_experts_pack_to_the_same_file() {
+    for block in [BlockType::BF16, BlockType::F16, BlockType::Q8_0, BlockType::Q4_0] {
+        let [single, fused] = [Experts::Single, Experts::Fused].map(|e| Packed::new("tiny-moe", e, all(block)).bytes());
+        assert!(single == fused, "{}: the files differ", block.name());
+        let bundled = std::fs::read(path("models/tiny-moe.gguf")).unwrap();
+        assert_eq!(single == bundled, block == BlockType::BF16, "{}", block.name());
+    }
+}
