@@ -18,6 +18,11 @@ impl Goldens {
         SafeTensors::deserialize(&self.0).expect("goldens").tensor(name).is_ok()
     }
 
+    /// Shape of tensor `name`.
+    pub fn shape(&self, name: &str) -> Vec<usize> {
+        SafeTensors::deserialize(&self.0).expect("goldens").tensor(name).expect(name).shape().to_vec()
+    }
+
     fn words(&self, name: &str, dtype: Dtype) -> Vec<[u8; 4]> {
         let all = SafeTensors::deserialize(&self.0).expect("goldens");
         let t = all.tensor(name).expect(name);

@@ -164,7 +164,7 @@ fn check_answers(name: &str) {
     assert_eq!(cases.len(), 100, "counts are points");
     let accuracy = json(&format!("eval/accuracy_{name}"));
     let mut misses = Vec::new();
-    println!("{name:<10}  type  kv   mode  correct  reference  same as reference");
+    let mut table = format!("{name}\ntype   kv   mode  correct  reference  same as reference\n");
     for t in &TARGETS {
         let (_file, model) = packed(name, t.block);
         for detail in [Detail::X16, Detail::X4] {
@@ -174,12 +174,13 @@ fn check_answers(name: &str) {
             let (correct, same) = (count("answer"), count(&format!("ref_{mode}")));
             let reference = (accuracy[mode]["total"].as_f64().unwrap() * 100.0).round() as usize;
             let row = format!("{:<5} {:?}  {mode:<4}  {correct:>7}  {reference:>9}  {same:>17}", t.block.name(), t.kv);
-            println!("{:<10}  {row}", "");
+            table += &format!("{row}\n");
             if correct.abs_diff(reference) > t.points_max || same < t.same_min {
                 misses.push(format!("{row}: expected within {} points, {} the same", t.points_max, t.same_min));
             }
         }
     }
+    println!("{table}");
     assert!(misses.is_empty(), "{name}:\n{}", misses.join("\n"));
 }
 
@@ -188,7 +189,7 @@ fn check_perplexity(name: &str) {
     let lines = golden["lines"].as_array().unwrap();
     let reference = golden["perplexity"].as_f64().unwrap();
     let mut misses = Vec::new();
-    println!("{name:<10}  type  kv   perplexity  reference  difference  worst line");
+    let mut table = format!("{name}\ntype   kv   perplexity  reference  difference  worst line\n");
     for b in &BOUNDS {
         let (_file, model) = packed(name, b.block);
         let scored = likelihoods(&model, b.kv);
@@ -207,11 +208,12 @@ fn check_perplexity(name: &str) {
             b.kv,
             difference * 100.0
         );
-        println!("{:<10}  {row}", "");
+        table += &format!("{row}\n");
         if !(difference.abs() < b.perplexity && worst < b.line) {
             misses.push(format!("{row}: expected within {:.2}%, {:.1e}", b.perplexity * 100.0, b.line));
         }
     }
+    println!("{table}");
     assert!(misses.is_empty(), "{name}:\n{}", misses.join("\n"));
 }
 

@@ -6,7 +6,7 @@ use forerun_tests::golden::{Goldens, json, relative};
 use forerun_tests::record::{HIDDEN_TOLERANCE, Record};
 use forerun_tests::{Model, Setup};
 
-fn check(model_name: &str) {
+fn check(model_name: &str, kv: KvType) {
     let model = Model::bundled(model_name);
     for case in json(&format!("{model_name}/text")).as_array().unwrap() {
         let name = case["name"].as_str().unwrap();
@@ -18,7 +18,7 @@ fn check(model_name: &str) {
         let positions: Vec<u32> = (0..ids.len() as u32 + 64).collect();
         let p = |from: usize, n: usize| [&positions[from..][..n]; 3];
         let greedy: Vec<u64> = case["greedy_ids"].as_array().unwrap().iter().map(|v| v.as_u64().unwrap()).collect();
-        let record = model.with(&Setup { chunk: 7, kv: KvType::F32, ..Setup::default() }, |e| {
+        let record = model.with(&Setup { chunk: 7, kv, ..Setup::default() }, |e| {
             let mut record = Record::default();
             e.run(Input { ids: &ids, positions: p(0, ids.len()) }, &mut record).unwrap();
             for (i, &want) in greedy.iter().enumerate() {
@@ -28,8 +28,10 @@ fn check(model_name: &str) {
             }
             record
         });
-        let worst = record.check_logits(name, &g);
-        println!("{model_name} {name}: logits within {worst:.1e} of the largest");
+        record.check(&format!("{model_name} {name}"), &g, kv);
+        if kv == KvType::F16 {
+            continue;
+        }
         if g.has("hidden_layers") {
             let want = g.f32("hidden_layers");
             let layer = want.len() / (record.hidden.len() - 1);
@@ -45,16 +47,21 @@ fn check(model_name: &str) {
                 assert!(relative(&record.router_in[l], want) < HIDDEN_TOLERANCE, "{name}: router input of layer {l}");
             }
         }
-        record.check_routed(name, &g);
     }
 }
 
 #[test]
 fn tiny_moe_matches_transformers() {
-    check("tiny-moe");
+    check("tiny-moe", KvType::F32);
 }
 
 #[test]
 fn tiny_dense_matches_transformers() {
-    check("tiny-dense");
+    check("tiny-dense", KvType::F32);
+}
+
+#[test]
+fn an_f16_kv_cache_keeps_the_answers() {
+    check("tiny-moe", KvType::F16);
+    check("tiny-dense", KvType::F16);
 }

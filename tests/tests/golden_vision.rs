@@ -41,7 +41,7 @@ fn crops(pixels: &[u8], sizes: &[i32]) -> Vec<(usize, usize, Vec<u8>)> {
         .collect()
 }
 
-fn check(model_name: &str) {
+fn check(model_name: &str, kv: KvType) {
     let model = Model::bundled(model_name);
     for case in json(&format!("{model_name}/image")).as_array().unwrap() {
         let name = case["name"].as_str().unwrap();
@@ -56,7 +56,7 @@ fn check(model_name: &str) {
         let positions: Vec<u32> = g.i32("position_ids").iter().map(|&i| i as u32).collect();
         let delta = g.i32("rope_delta")[0];
         let greedy: Vec<u64> = case["greedy_ids"].as_array().unwrap().iter().map(|v| v.as_u64().unwrap()).collect();
-        let setup = Setup { chunk: 16, kv: KvType::F32, detail: Some(detail), context: 1024, ..Setup::default() };
+        let setup = Setup { chunk: 16, kv, detail: Some(detail), context: 1024, ..Setup::default() };
         let (stages, features, record) = model.with(&setup, |e| {
             let mut stages = Stages::default();
             for (rows, cols, rgb) in &crops {
@@ -88,18 +88,23 @@ fn check(model_name: &str) {
         let error = relative(&features, &g.f32("vis_final_merger"));
         assert!(error < HIDDEN_TOLERANCE, "{name}: features differ by {error}");
 
-        let worst = record.check_logits(name, &g);
-        println!("{model_name} {name}: features within {error:.1e}, logits within {worst:.1e} of the largest");
-        record.check_routed(name, &g);
+        println!("{model_name} {name}: features within {error:.1e}");
+        record.check(&format!("{model_name} {name}"), &g, kv);
     }
 }
 
 #[test]
 fn tiny_moe_sees_what_transformers_sees() {
-    check("tiny-moe");
+    check("tiny-moe", KvType::F32);
 }
 
 #[test]
 fn tiny_dense_sees_what_transformers_sees() {
-    check("tiny-dense");
+    check("tiny-dense", KvType::F32);
+}
+
+#[test]
+fn an_f16_kv_cache_keeps_the_answers() {
+    check("tiny-moe", KvType::F16);
+    check("tiny-dense", KvType::F16);
 }
