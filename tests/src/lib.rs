@@ -80,7 +80,7 @@ impl Model {
 
     /// Calls `f` with an engine made as `setup` says.
     pub fn with<R>(&self, setup: &Setup<'_>, f: impl FnOnce(&mut Engine<'_, MemStorage<'_>>) -> R) -> R {
-        let vision = setup.detail.map(|detail| VisionOptions { detail, pixels_max: 0 });
+        let vision = setup.detail.map(|detail| VisionOptions { detail, picture_bytes: 0 });
         let options = Options {
             context: setup.context,
             chunk: setup.chunk,

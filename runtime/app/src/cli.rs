@@ -88,7 +88,7 @@ pub struct EngineArgs {
 }
 
 /// How pictures are seen.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub struct VisionArgs {
     /// Patches a visual token stands for: 16x is fast, 4x sees more [default: the model's]
     #[arg(long, value_name = "MODE", value_parser = parse_detail)]

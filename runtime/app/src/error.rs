@@ -90,6 +90,9 @@ pub enum AppError {
     /// `FORERUN_KERNELS` names no variant that this CPU runs.
     #[error("kernels {0:?}: not in this build or not for this CPU: expected one of {1}")]
     Kernels(String, String),
+    /// Standard output cannot be written.
+    #[error("standard output: {0}")]
+    Output(std::io::Error),
     /// Something given by the user is unusable in a way the command line could not see.
     #[error("{0}")]
     Input(String),
@@ -103,7 +106,7 @@ impl AppError {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::File { error, .. } if error.kind() == std::io::ErrorKind::NotFound => exit::INPUT,
-            Self::File { .. } | Self::System { .. } => exit::SYSTEM,
+            Self::File { .. } | Self::System { .. } | Self::Output(_) => exit::SYSTEM,
             Self::Engine(EngineError::ContextFull { .. }) => exit::DOES_NOT_FIT,
             Self::Engine(EngineError::Expert { .. } | EngineError::Embedding { .. }) => exit::SYSTEM,
             Self::Plan(_) => exit::DOES_NOT_FIT,

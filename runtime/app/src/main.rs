@@ -4,6 +4,8 @@
 use clap::Parser;
 use forerun::cli::{Cli, Command};
 use forerun::commands;
+use forerun::error::AppError;
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -20,7 +22,10 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("forerun: {e}");
+            // A reader that went away, as in `forerun run … | head -1`, needs no message.
+            if !matches!(&e, AppError::Output(e) if e.kind() == ErrorKind::BrokenPipe) {
+                commands::note(format_args!("forerun: {e}"));
+            }
             ExitCode::from(e.exit_code())
         }
     }

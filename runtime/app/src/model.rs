@@ -3,13 +3,14 @@
 use crate::cli::{EngineArgs, ModelArgs, VisionArgs};
 use crate::error::AppError;
 use crate::prompt::PromptBuilder;
+use crate::session::Look;
 use crate::template::Template;
 use crate::tokenizer::Tokenizer;
 use forerun_engine::{
     Engine, Tuning,
     config::Config,
     plan::{KvType, Options, Plan, VisionOptions},
-    slicing::Detail,
+    slicing::{Detail, SliceParams, crop_patches_max},
     weights::Weights,
 };
 use forerun_format::{FormatError, gguf::Header};
@@ -19,13 +20,16 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 /// Longest header that is read: a vocabulary of a million tokens is about 40 MiB.
-const HEADER_BYTES_MAX: u64 = 256 << 20;
+const HEADER_BYTES_MAX: u64 = 64 << 20;
 
 /// Reads in flight, at most.
 const DEPTH: usize = 32;
 
 /// Slots of a dense model, whose storage only reads embedding rows.
 const NO_SLOT_BYTES: usize = 4096;
+
+/// Bytes a pixel while a picture is decoded: up to 8 as the decoder has them and 3 as RGB.
+const DECODE_BYTES_PER_PIXEL: u64 = 11;
 
 /// Memory that the tokenizer takes for each token of the vocabulary, at most, while it is built: see docs/memory.md.
 const TOKENIZER_BYTES_PER_TOKEN: u64 = 850;
@@ -110,9 +114,15 @@ fn read_header(file: &mut std::fs::File, file_bytes: u64) -> io::Result<Result<V
         let more = want - bytes.len() as u64;
         file.by_ref().take(more).read_to_end(&mut bytes)?;
         match Header::parse(&bytes, file_bytes) {
-            Err(FormatError::Truncated { need })
-                if bytes.len() as u64 == want && want < file_bytes.min(HEADER_BYTES_MAX) =>
-            {
+            Err(FormatError::Truncated { need }) if bytes.len() as u64 == want && want < file_bytes => {
+                if want == HEADER_BYTES_MAX {
+                    let expected = format!("at most {HEADER_BYTES_MAX}");
+                    return Ok(Err(FormatError::invalid(
+                        "length of the header",
+                        format!("over {want} bytes"),
+                        expected,
+                    )));
+                }
                 want = need.max(want * 2);
             }
             Err(e) => return Ok(Err(e)),
@@ -129,12 +139,12 @@ impl Model {
     pub fn open(path: &Path) -> Result<Self, AppError> {
         let at = |error| AppError::File { path: path.into(), error };
         let wrong = |error| AppError::Model { path: path.into(), error };
-        let mut file = std::fs::File::open(path).map_err(at)?;
-        let meta = file.metadata().map_err(at)?;
-        if !meta.is_file() {
+        // Before the open, which would wait for ever on a FIFO.
+        if !path.metadata().map_err(at)?.is_file() {
             return Err(AppError::Input(format!("{}: not a regular file: give a model file", path.display())));
         }
-        let file_bytes = meta.len();
+        let mut file = std::fs::File::open(path).map_err(at)?;
+        let file_bytes = file.metadata().map_err(at)?.len();
         let bytes = read_header(&mut file, file_bytes).map_err(at)?.map_err(wrong)?;
         let header = Header::parse(&bytes, file_bytes).map_err(wrong)?;
         let config = Config::read(&header).map_err(wrong)?;
@@ -159,9 +169,38 @@ impl Model {
         args.detail.unwrap_or_else(|| self.config.vision.as_ref().map_or(Detail::X16, |(_, i)| i.detail))
     }
 
-    /// Settings for `args`, with room for pictures of up to `pixels_max` pixels if there is any.
-    pub fn setup(&self, args: &EngineArgs, detail: Option<Detail>, pixels_max: u64) -> Setup {
-        let vision = detail.map(|detail| VisionOptions { detail, pixels_max });
+    /// Room for pictures that are looked at as `look` says.
+    ///
+    /// # Errors
+    /// If the model has no vision tower.
+    pub fn vision_options(&self, look: &Look) -> Result<VisionOptions, AppError> {
+        let params = self.slicing(look)?;
+        // A setting out of range is refused by the plan.
+        let patches = crop_patches_max(&params, look.detail).unwrap_or(0);
+        let crops = u64::from(params.max_slices) + 1;
+        let crop_bytes = u64::from(patches) * u64::from(params.patch_size).pow(2) * 3 * crops;
+        let picture_bytes = look.pixels_max.saturating_mul(DECODE_BYTES_PER_PIXEL);
+        let picture_bytes = picture_bytes.saturating_add(look.file_bytes_max).saturating_add(crop_bytes);
+        Ok(VisionOptions { detail: look.detail, picture_bytes })
+    }
+
+    /// How pictures are cut.
+    ///
+    /// # Errors
+    /// If the model has no vision tower.
+    pub fn slicing(&self, look: &Look) -> Result<SliceParams, AppError> {
+        let (vision, image) = self.config.vision.as_ref().ok_or_else(|| {
+            AppError::Input("this model has no vision tower: leave the pictures out, or use one that has".into())
+        })?;
+        Ok(SliceParams {
+            scale_resolution: image.scale_resolution,
+            patch_size: vision.patch as u32,
+            max_slices: look.max_slices.unwrap_or(image.max_slices),
+        })
+    }
+
+    /// Settings for `args`, with room for pictures if there is any.
+    pub fn setup(&self, args: &EngineArgs, vision: Option<VisionOptions>) -> Setup {
         let options = Options {
             context: args.context.min(self.config.text.context_max),
             chunk: args.chunk.into(),
@@ -169,11 +208,16 @@ impl Model {
             vision,
             cap_bytes: args.memory.or_else(default_cap),
             slots_max: args.slots,
-            tokenizer_bytes: self.config.text.vocab as u64 * TOKENIZER_BYTES_PER_TOKEN,
+            tokenizer_bytes: self.tokenizer_bytes(),
         };
         let threads = args.threads.map_or_else(|| sys::available_threads().min(8), usize::from);
         let tuning = Tuning { predict: !args.no_predict, ..Tuning::default() };
         Setup { options, threads, io: args.io.into(), tuning }
+    }
+
+    /// Heap bytes of the tokenizer and of tokenizing the longest prompt.
+    pub fn tokenizer_bytes(&self) -> u64 {
+        self.config.text.vocab as u64 * TOKENIZER_BYTES_PER_TOKEN
     }
 
     /// The plan for `setup`.
@@ -253,7 +297,7 @@ impl Model {
 }
 
 /// Four fifths of what is free, and of what a memory cgroup allows.
-fn default_cap() -> Option<u64> {
+pub fn default_cap() -> Option<u64> {
     let free = sys::memory_available_bytes();
     let limit = sys::cgroup_limit_bytes();
     free.into_iter().chain(limit).min().map(|b| b / 5 * 4)

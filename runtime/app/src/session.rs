@@ -1,6 +1,6 @@
 //! A conversation: messages and pictures in, words out.
 
-use crate::cli::SampleArgs;
+use crate::cli::{SampleArgs, VisionArgs};
 use crate::error::AppError;
 use crate::model::Model;
 use crate::prompt::{Visual, VisualGrid};
@@ -10,25 +10,41 @@ use forerun_camera::picture::{Limits, Rgb};
 use forerun_camera::resize::crops;
 use forerun_engine::ports::Storage;
 use forerun_engine::sampler::{Sampler, Sampling};
-use forerun_engine::slicing::{Detail, SliceParams, plan};
+use forerun_engine::slicing::{Detail, plan};
 use forerun_engine::{CropPixels, Engine, Input, NoObserver, Observer};
+use forerun_linux::sys;
 use serde_json::{Value, json};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Reads a whole picture file, at most 64 MiB.
+/// Largest picture file, whatever room there is.
+pub const FILE_BYTES_MAX: u64 = 64 << 20;
+
+/// Reads a whole picture file of at most `bytes_max` bytes.
 ///
 /// # Errors
 /// If it cannot be read or is larger.
-pub fn read_picture(path: &Path) -> Result<Vec<u8>, AppError> {
-    const BYTES_MAX: u64 = 64 << 20;
+pub fn read_picture(path: &Path, bytes_max: u64) -> Result<Vec<u8>, AppError> {
     let at = |error| AppError::File { path: path.into(), error };
-    let meta = std::fs::metadata(path).map_err(at)?;
-    if !meta.is_file() || meta.len() > BYTES_MAX {
-        let found = if meta.is_file() { format!("{} bytes", meta.len()) } else { "not a regular file".into() };
-        return Err(AppError::Input(format!("{}: {found}: expected a picture of at most 64 MiB", path.display())));
+    let wrong = |found: &str| {
+        let path = path.display();
+        AppError::Input(format!("{path}: found {found}, expected a picture file of at most {bytes_max} bytes"))
+    };
+    // Before the open, which would wait for ever on a FIFO.
+    if !path.metadata().map_err(at)?.is_file() {
+        return Err(wrong("something that is not a regular file"));
     }
-    std::fs::read(path).map_err(at)
+    let file = std::fs::File::open(path).map_err(at)?;
+    let len = file.metadata().map_err(at)?.len();
+    if len > bytes_max {
+        return Err(wrong(&format!("{len} bytes")));
+    }
+    let mut bytes = Vec::with_capacity(len as usize);
+    // One byte more, to notice a file that grew.
+    (&file).take(bytes_max + 1).read_to_end(&mut bytes).map_err(at)?;
+    sys::drop_page_cache(&file);
+    if bytes.len() as u64 > bytes_max { Err(wrong("more bytes than before")) } else { Ok(bytes) }
 }
 
 /// A message of a user: pictures, then text.
@@ -50,6 +66,17 @@ pub struct Look {
     pub max_slices: Option<u32>,
     /// Pixels of the largest picture.
     pub pixels_max: u64,
+    /// Bytes of the largest picture file.
+    pub file_bytes_max: u64,
+}
+
+impl Look {
+    /// A look at pictures that are not known yet, of up to `pixels_max` pixels.
+    pub fn up_to(model: &Model, args: &VisionArgs, pixels_max: u64) -> Self {
+        // Cameras and screenshots stay below 4 bytes a pixel; small pictures may carry a colour profile.
+        let file_bytes_max = pixels_max.saturating_mul(4).saturating_add(64 << 10).min(FILE_BYTES_MAX);
+        Self { detail: model.detail(args), max_slices: args.max_slices, pixels_max, file_bytes_max }
+    }
 }
 
 /// Milliseconds of each part of an answer.
@@ -98,6 +125,9 @@ pub enum Piece<'a> {
     Text(&'a str),
 }
 
+/// Takes the pieces of an answer as they come; an error ends the answer.
+pub type Emit<'a> = dyn FnMut(Piece<'_>) -> Result<(), AppError> + 'a;
+
 /// A conversation so far.
 pub struct Session<'m> {
     model: &'m Model,
@@ -117,20 +147,14 @@ impl<'m> Session<'m> {
 
     /// Shows a picture to the vision tower.
     fn see<S: Storage>(&self, engine: &mut Engine<'_, S>, path: &Path) -> Result<VisualGrid, AppError> {
-        let (vision, image) = self.model.config.vision.as_ref().ok_or_else(|| {
-            AppError::Input("this model has no vision tower: leave the pictures out, or use one that has".into())
-        })?;
-        let params = SliceParams {
-            scale_resolution: image.scale_resolution,
-            patch_size: vision.patch as u32,
-            max_slices: self.look.max_slices.unwrap_or(image.max_slices),
-        };
-        let bytes = read_picture(path)?;
+        let params = self.model.slicing(&self.look)?;
+        let bytes = read_picture(path, self.look.file_bytes_max)?;
         let wrong = |error| AppError::Picture { path: path.into(), error };
         let picture = Rgb::decode(&bytes, Limits { pixels_max: self.look.pixels_max }).map_err(wrong)?;
         let plan = plan(picture.width, picture.height, &params, self.look.detail)
             .map_err(|error| AppError::Slicing { path: path.into(), error })?;
         let pixels = crops(&picture, &plan).map_err(wrong)?;
+        drop((bytes, picture));
         for (crop, rgb) in plan.crops().zip(&pixels) {
             let crop_pixels = CropPixels { rows: crop.rows as usize, cols: crop.cols as usize, rgb: &rgb.pixels };
             engine.see(crop_pixels, self.look.detail, &mut NoObserver)?;
@@ -141,16 +165,17 @@ impl<'m> Session<'m> {
     /// Answers the conversation, giving words to `emit` as they come and everything else to `observer`.
     ///
     /// # Errors
-    /// If a picture or the prompt is not usable, it does not fit, or storage fails.
+    /// If a picture or the prompt is not usable, it does not fit, or storage fails; and those of `emit`.
     pub fn answer<S: Storage>(
         &self,
         engine: &mut Engine<'_, S>,
         args: &SampleArgs,
         observer: &mut dyn Observer,
-        emit: &mut dyn FnMut(Piece<'_>),
+        emit: &mut Emit<'_>,
     ) -> Result<Answer, AppError> {
         let start = Instant::now();
         let ms = |from: Instant| from.elapsed().as_secs_f64() * 1e3;
+        self.model.prompts.check_text(&self.messages, &[])?;
         engine.reset();
         let mut visuals = Vec::new();
         for path in &self.pictures {
@@ -194,7 +219,7 @@ impl<'m> Session<'m> {
                 finish_reason = "stop";
                 break;
             }
-            words.push(next, emit);
+            words.push(next, emit)?;
             if tokens.len() == args.max_tokens || engine.len() == engine.context() {
                 break;
             }
@@ -203,7 +228,7 @@ impl<'m> Session<'m> {
             engine.run(Input { ids: &[next], positions: [&at; 3] }, observer)?;
         }
         timings.decode_ms = ms(decode);
-        let (text, thinking) = words.finish(emit);
+        let (text, thinking) = words.finish(emit)?;
         Ok(Answer { text, thinking: args.think.then_some(thinking), tokens, finish_reason, prompt_tokens: n, timings })
     }
 }
@@ -225,33 +250,40 @@ impl<'m> Words<'m> {
         Self { model, stream: Stream::new(true), end_of_thought, thinking, text: String::new(), thought: String::new() }
     }
 
-    fn push(&mut self, token: u32, emit: &mut dyn FnMut(Piece<'_>)) {
+    fn push(&mut self, token: u32, emit: &mut Emit<'_>) -> Result<(), AppError> {
         if self.thinking && Some(token) == self.end_of_thought {
-            self.flush(emit);
+            self.flush(emit)?;
             self.thinking = false;
-            return;
+            return Ok(());
         }
         let piece = self.stream.push(&self.model.tokenizer, token);
-        Self::give(self.thinking, piece, &mut self.text, &mut self.thought, emit);
+        Self::give(self.thinking, piece, &mut self.text, &mut self.thought, emit)
     }
 
-    fn flush(&mut self, emit: &mut dyn FnMut(Piece<'_>)) {
+    fn flush(&mut self, emit: &mut Emit<'_>) -> Result<(), AppError> {
         let rest = self.stream.finish();
-        Self::give(self.thinking, rest, &mut self.text, &mut self.thought, emit);
+        Self::give(self.thinking, rest, &mut self.text, &mut self.thought, emit)
     }
 
-    fn give(thinking: bool, piece: &str, text: &mut String, thought: &mut String, emit: &mut dyn FnMut(Piece<'_>)) {
+    fn give(
+        thinking: bool,
+        piece: &str,
+        text: &mut String,
+        thought: &mut String,
+        emit: &mut Emit<'_>,
+    ) -> Result<(), AppError> {
         // White space between the thoughts and the answer belongs to neither.
         let target = if thinking { thought } else { text };
         let piece = if target.is_empty() { piece.trim_start() } else { piece };
-        if !piece.is_empty() {
-            target.push_str(piece);
-            emit(if thinking { Piece::Thought(piece) } else { Piece::Text(piece) });
+        if piece.is_empty() {
+            return Ok(());
         }
+        target.push_str(piece);
+        emit(if thinking { Piece::Thought(piece) } else { Piece::Text(piece) })
     }
 
-    fn finish(mut self, emit: &mut dyn FnMut(Piece<'_>)) -> (String, String) {
-        self.flush(emit);
-        (self.text.trim_end().to_owned(), self.thought.trim_end().to_owned())
+    fn finish(mut self, emit: &mut Emit<'_>) -> Result<(String, String), AppError> {
+        self.flush(emit)?;
+        Ok((self.text.trim_end().to_owned(), self.thought.trim_end().to_owned()))
     }
 }

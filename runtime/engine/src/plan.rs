@@ -41,16 +41,13 @@ pub struct Options {
 pub struct VisionOptions {
     /// Mode.
     pub detail: Detail,
-    /// Pixels of the largest picture that will be decoded.
-    pub pixels_max: u64,
+    /// Heap bytes that reading, decoding and cutting the largest picture takes.
+    pub picture_bytes: u64,
 }
 
 /// Code, stacks, file header, allocator: what the process is charged beside the lines that the plan takes itself.
 /// Measured on x86-64 with the bundled model: see `tests/tests/budget.rs`.
 pub const PROGRAM_BYTES: u64 = 12 << 20;
-
-/// Decoding holds up to 8 bytes a pixel as the decoder has them and 3 as RGB.
-const PICTURE_BYTES_PER_PIXEL: u64 = 11;
 
 /// Bounce buffer and ring, bytes.
 const IO_BYTES: u64 = 1 << 20;
@@ -94,7 +91,7 @@ pub enum PlanError {
         cap: u64,
         /// The smallest cap that would do, bytes.
         floor: u64,
-        /// Bytes of the lines that a smaller context or chunk would shrink.
+        /// Bytes of the lines that a smaller context, chunk or picture would shrink.
         elastic: u64,
     },
     /// The context is not from 1 to what the model was trained for.
@@ -119,7 +116,7 @@ impl fmt::Display for PlanError {
             Self::CapTooSmall { cap, floor, elastic } => write!(
                 f,
                 "a cap of {} MiB is too small: this model and these settings need at least {} MiB, of which {} MiB depend on \
-                 --context and --chunk: raise --memory, lower those, or pack the model with a smaller type",
+                 --context, --chunk and the pictures: raise --memory, lower those, or pack the model with a smaller type",
                 mib(*cap),
                 mib(*floor),
                 mib(*elastic)
@@ -134,7 +131,9 @@ impl fmt::Display for PlanError {
                 write!(f, "this model file has no vision tower for --detail {}: pack one that has", d.name())
             }
             Self::Slicing(e) => e.fmt(f),
-            Self::Overflow => f.write_str("the buffers do not fit the address space: lower --context or --chunk"),
+            Self::Overflow => {
+                f.write_str("the buffers do not fit the address space: lower --context, --chunk or --max-pixels")
+            }
         }
     }
 }
@@ -280,7 +279,7 @@ impl Plan {
         }
         let chunk = options.chunk.clamp(1, options.context);
         let options = Options { chunk, ..options };
-        let (patches_max, vision_work, pixels) = match options.vision {
+        let (patches_max, vision_work, picture_bytes) = match options.vision {
             None => (0, 0, 0),
             Some(o) => {
                 let (v, i) = c.vision.as_ref().ok_or(PlanError::NoVision(o.detail))?;
@@ -294,7 +293,7 @@ impl Plan {
                 };
                 let patches = crop_patches_max(&params, o.detail).map_err(PlanError::Slicing)? as usize;
                 let work = VisionSizes::new(v, t.hidden, patches).total().ok_or(PlanError::Overflow)?;
-                (patches, work, o.pixels_max)
+                (patches, work, o.picture_bytes)
             }
         };
         let kv_elems = t.count(Mixer::Attention) * 2 * t.kv_heads * t.head_dim * options.context;
@@ -319,21 +318,22 @@ impl Plan {
             Line { name: "delta-rule state", bytes: words(sizes.delta) + words(sizes.conv) },
             Line { name: "activations", bytes: words(sizes.work) + words(sizes.logits) },
             Line { name: "visual features", bytes: words(sizes.features) },
-            Line { name: "picture decoding", bytes: pixels.saturating_mul(PICTURE_BYTES_PER_PIXEL) },
+            Line { name: "pictures", bytes: picture_bytes },
             Line { name: "I/O buffers", bytes: IO_BYTES },
             Line { name: "tokenizer", bytes: options.tokenizer_bytes },
             Line { name: "program", bytes: PROGRAM_BYTES },
             Line { name: "expert directory", bytes: 0 },
             Line { name: "expert slots", bytes: 0 },
         ];
-        let fixed: u64 = lines.iter().map(|l| l.bytes).sum();
+        let fixed = lines.iter().try_fold(0u64, |sum, l| sum.checked_add(l.bytes)).ok_or(PlanError::Overflow)?;
         let books = crate::moe::heap_bytes(w.banks.len(), t.moe().map_or(0, |m| m.experts), floor_slots, chunk);
         let directory = |slots: usize| (ExpertCache::heap_bytes(slots, experts) + books) as u64;
-        let floor = fixed + directory(floor_slots) + (floor_slots * slot_bytes) as u64;
+        let floor = fixed.checked_add(directory(floor_slots) + (floor_slots * slot_bytes) as u64);
+        let floor = floor.filter(|&f| f < 1 << 60).ok_or(PlanError::Overflow)?;
         let mut slots = experts.min(options.slots_max.unwrap_or(usize::MAX)).max(floor_slots);
         if let Some(cap) = options.cap_bytes {
             if cap < floor {
-                let elastic = words(sizes.kv) + words(sizes.work) + words(sizes.features);
+                let elastic = words(sizes.kv) + words(sizes.work) + words(sizes.features) + picture_bytes;
                 return Err(PlanError::CapTooSmall { cap, floor, elastic });
             }
             let spare = cap - fixed - directory(experts).min(cap - fixed);

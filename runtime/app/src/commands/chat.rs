@@ -1,13 +1,13 @@
 //! `forerun chat`: lines in, answers out, with the conversation kept.
 
-use super::{Printer, headline, summary};
+use super::{Printer, headline, note, say, summary};
 use crate::cli::ChatArgs;
 use crate::error::AppError;
 use crate::model::{Model, model_path};
 use crate::session::{Look, Session, user_message};
 use forerun_engine::NoObserver;
 use serde_json::json;
-use std::io::{BufRead, IsTerminal, Write};
+use std::io::{BufRead, IsTerminal, Read, Write};
 use std::path::PathBuf;
 
 const HELP: &str = "\
@@ -16,47 +16,74 @@ const HELP: &str = "\
 /help         this
 /quit         leave (also end of input)";
 
+/// Longest line, bytes: far more than any context holds.
+const LINE_BYTES_MAX: usize = 1 << 20;
+
+/// Reads a line with its end into `line`, which stays empty at the end of the input. Of a line of over
+/// [`LINE_BYTES_MAX`] bytes, skips the rest and returns false.
+fn read_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> std::io::Result<bool> {
+    line.clear();
+    input.by_ref().take(LINE_BYTES_MAX as u64).read_until(b'\n', line)?;
+    let whole = line.len() < LINE_BYTES_MAX || line.ends_with(b"\n");
+    if !whole {
+        input.skip_until(b'\n')?;
+    }
+    Ok(whole)
+}
+
 /// Runs the command.
 ///
 /// # Errors
 /// If the model is not usable or storage fails. What is wrong with one message is said, and the conversation goes on.
 pub fn run(args: &ChatArgs) -> Result<(), AppError> {
     let model = Model::open(&model_path(&args.model)?)?;
-    let detail = model.detail(&args.vision);
-    let setup = model.setup(&args.engine, model.config.vision.is_some().then_some(detail), args.max_pixels);
-    let look = Look { detail, max_slices: args.vision.max_slices, pixels_max: args.max_pixels };
+    let look = Look::up_to(&model, &args.vision, args.max_pixels);
+    let vision = model.config.vision.is_some().then(|| model.vision_options(&look)).transpose()?;
+    let setup = model.setup(&args.engine, vision);
     let mut session = Session::new(&model, look, args.system.as_deref());
     let first = session.messages.len();
     model.with_engine(
         &setup,
         |s| s,
         |engine, facts| {
-            eprintln!("{}", headline(facts));
-            eprintln!("{HELP}");
+            note(format_args!("{}\n{HELP}", headline(facts)));
             let mut waiting: Vec<PathBuf> = Vec::new();
             let stdin = std::io::stdin();
             let prompt = stdin.is_terminal();
-            let mut lines = stdin.lock().lines();
+            let mut lines = stdin.lock();
+            let mut line = Vec::new();
             loop {
                 if prompt {
-                    eprint!("> ");
-                    let _ = std::io::stderr().flush();
+                    let _ = write!(std::io::stderr(), "> ");
                 }
-                let Some(line) = lines.next() else { break };
-                let line = line.map_err(|error| AppError::System { what: "standard input", error })?;
-                let line = line.trim();
+                let whole = read_line(&mut lines, &mut line);
+                let whole = whole.map_err(|error| AppError::System { what: "standard input", error })?;
+                if line.is_empty() {
+                    break;
+                }
+                let line = match (whole, str::from_utf8(&line)) {
+                    (true, Ok(line)) => line.trim(),
+                    (true, Err(e)) => {
+                        note(format_args!("this line is not UTF-8: {e}"));
+                        continue;
+                    }
+                    (false, _) => {
+                        note(format_args!("this line is longer than {LINE_BYTES_MAX} bytes: expected shorter ones"));
+                        continue;
+                    }
+                };
                 match line.split_once(' ').map_or((line, ""), |(c, rest)| (c, rest.trim())) {
                     ("", _) => {}
                     ("/quit" | "/exit" | "/bye", _) => break,
-                    ("/help" | "/?", _) => eprintln!("{HELP}"),
+                    ("/help" | "/?", _) => note(format_args!("{HELP}")),
                     ("/clear", _) => {
                         session.messages.truncate(first);
                         session.pictures.clear();
                         waiting.clear();
                     }
-                    ("/image", "") => eprintln!("/image needs a path"),
+                    ("/image", "") => note(format_args!("/image needs a path")),
                     ("/image", path) => waiting.push(path.into()),
-                    (c, _) if c.starts_with('/') => eprintln!("{c} is not a command; /help lists them"),
+                    (c, _) if c.starts_with('/') => note(format_args!("{c} is not a command; /help lists them")),
                     _ => {
                         let (messages, pictures) = (session.messages.len(), session.pictures.len());
                         session.messages.push(user_message(waiting.len(), line));
@@ -64,13 +91,14 @@ pub fn run(args: &ChatArgs) -> Result<(), AppError> {
                         let mut printer = Printer::new();
                         match session.answer(engine, &args.sample, &mut NoObserver, &mut |p| printer.print(p)) {
                             Ok(answer) => {
-                                println!();
-                                eprintln!("{}", summary(&answer, &engine.counters()));
+                                say(format_args!("\n"))?;
+                                note(format_args!("{}", summary(&answer, &engine.counters())));
                                 session.messages.push(json!({"role": "assistant", "content": answer.text}));
                             }
+                            Err(e @ AppError::Output(_)) => return Err(e),
                             Err(e) => {
                                 // The message that failed is taken back; what was said before stands.
-                                eprintln!("{e}");
+                                note(format_args!("{e}"));
                                 session.messages.truncate(messages);
                                 session.pictures.truncate(pictures);
                             }

@@ -1,10 +1,10 @@
 //! `forerun demo`: the bundled model looks at the bundled pictures, with only some of its experts in memory.
 
-use super::{Printer, headline, plan, summary};
-use crate::cli::{DemoArgs, SampleArgs};
+use super::{Printer, headline, plan, say, summary};
+use crate::cli::{DemoArgs, SampleArgs, VisionArgs};
 use crate::error::AppError;
 use crate::model::Model;
-use crate::session::{Look, Session, user_message};
+use crate::session::{Session, user_message};
 use forerun_engine::NoObserver;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -46,10 +46,8 @@ pub fn run(args: &DemoArgs) -> Result<(), AppError> {
     let demo: Demo = serde_json::from_str(&text).map_err(|e| AppError::Input(format!("{}: {e}", path.display())))?;
     let model = Model::open(&dir.join(&demo.model))?;
     let pictures: Vec<PathBuf> = demo.cases.iter().map(|c| dir.join(&c.picture)).collect();
-    let pixels_max = super::run::pixels_max(&pictures)?;
-    let detail = model.config.vision.as_ref().map(|(_, i)| i.detail);
-    let detail = detail.ok_or_else(|| AppError::Input("the demo's model has no vision tower".into()))?;
-    let mut setup = model.setup(&args.engine, Some(detail), pixels_max);
+    let look = super::run::look(&model, &VisionArgs::default(), &pictures)?;
+    let mut setup = model.setup(&args.engine, Some(model.vision_options(&look)?));
     setup.options.slots_max = setup.options.slots_max.or(Some(SLOTS));
     let sample = SampleArgs { max_tokens: 64, temperature: Some(0.0), top_p: None, top_k: None, seed: 0, think: false };
 
@@ -58,21 +56,19 @@ pub fn run(args: &DemoArgs) -> Result<(), AppError> {
         &setup,
         |s| s,
         |engine, facts| {
-            print!("{}", plan::table(&facts.plan));
-            println!("{}", headline(facts));
+            say(format_args!("{}{}\n", plan::table(&facts.plan), headline(facts)))?;
             for (case, picture) in demo.cases.iter().zip(&pictures) {
-                let mut session = Session::new(&model, Look { detail, max_slices: None, pixels_max }, None);
+                let mut session = Session::new(&model, look, None);
                 session.messages.push(user_message(1, &case.prompt));
                 session.pictures.push(picture.clone());
-                println!("\n{}: {}", case.picture.display(), case.prompt);
+                say(format_args!("\n{}: {}\n", case.picture.display(), case.prompt))?;
                 let before = engine.counters();
                 let mut printer = Printer::new();
                 let answer = session.answer(engine, &sample, &mut NoObserver, &mut |p| printer.print(p))?;
                 let right = answer.text == case.answer;
                 wrong += usize::from(!right);
                 let verdict = if right { "right".into() } else { format!("wrong, expected: {}", case.answer) };
-                println!("  [{verdict}]");
-                println!("  {}", summary(&answer, &since(&before, &engine.counters())));
+                say(format_args!("  [{verdict}]\n  {}\n", summary(&answer, &since(&before, &engine.counters()))))?;
             }
             Ok(())
         },
@@ -80,8 +76,7 @@ pub fn run(args: &DemoArgs) -> Result<(), AppError> {
     if wrong > 0 {
         return Err(AppError::Check(format!("{wrong} of {} answers are wrong", demo.cases.len())));
     }
-    println!("\nAll {} answers are right.", demo.cases.len());
-    Ok(())
+    say(format_args!("\nAll {} answers are right.\n", demo.cases.len()))
 }
 
 fn since(a: &forerun_engine::Counters, b: &forerun_engine::Counters) -> forerun_engine::Counters {

@@ -7,10 +7,26 @@ pub mod plan;
 pub mod run;
 pub mod verify;
 
+use crate::error::AppError;
 use crate::model::Facts;
 use crate::session::{Answer, Piece};
 use forerun_engine::Counters;
+use std::fmt::Arguments;
 use std::io::{IsTerminal, Write};
+
+/// Writes to standard output at once.
+///
+/// # Errors
+/// If it cannot be written, for example because its reader went away.
+pub fn say(text: Arguments<'_>) -> Result<(), AppError> {
+    let mut out = std::io::stdout().lock();
+    out.write_fmt(text).and_then(|()| out.flush()).map_err(AppError::Output)
+}
+
+/// Writes a line to standard error. If that fails there is nobody left to tell.
+pub fn note(text: Arguments<'_>) {
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
+}
 
 /// Prints words to standard output and thoughts, dimmed on a terminal, to standard error.
 pub struct Printer {
@@ -24,20 +40,23 @@ impl Printer {
         Self { dim: std::io::stderr().is_terminal(), thinking: false }
     }
 
-    /// Prints a piece at once. A reader that went away is not an error worth dying for.
-    pub fn print(&mut self, piece: Piece<'_>) {
+    /// Prints a piece at once.
+    ///
+    /// # Errors
+    /// If standard output cannot be written: there is no point in going on.
+    pub fn print(&mut self, piece: Piece<'_>) -> Result<(), AppError> {
         match piece {
             Piece::Thought(t) => {
                 let mut err = std::io::stderr().lock();
                 let _ = if self.dim { write!(err, "\x1b[2m{t}\x1b[0m") } else { write!(err, "{t}") };
                 self.thinking = true;
+                Ok(())
             }
             Piece::Text(t) => {
                 if std::mem::take(&mut self.thinking) {
-                    eprintln!();
+                    note(format_args!(""));
                 }
-                let mut out = std::io::stdout().lock();
-                let _ = write!(out, "{t}").and_then(|()| out.flush());
+                say(format_args!("{t}"))
             }
         }
     }

@@ -1,9 +1,10 @@
 //! `forerun plan`: the memory plan, line by line.
 
-use super::mib;
+use super::{mib, say};
 use crate::cli::PlanArgs;
 use crate::error::AppError;
 use crate::model::{Model, model_path};
+use crate::session::Look;
 use forerun_engine::plan::Plan;
 use serde_json::json;
 use std::fmt::Write;
@@ -14,8 +15,10 @@ use std::fmt::Write;
 /// If the file is not a model, or the plan does not fit.
 pub fn run(args: &PlanArgs) -> Result<(), AppError> {
     let model = Model::open(&model_path(&args.model)?)?;
-    let detail = (!args.text_only && model.config.vision.is_some()).then(|| model.detail(&args.vision));
-    let plan = model.plan(&model.setup(&args.engine, detail, args.max_pixels))?;
+    let look = Look::up_to(&model, &args.vision, args.max_pixels);
+    let pictures = !args.text_only && model.config.vision.is_some();
+    let vision = pictures.then(|| model.vision_options(&look)).transpose()?;
+    let plan = model.plan(&model.setup(&args.engine, vision))?;
     if args.json {
         let lines: serde_json::Map<_, _> = plan.lines.iter().map(|l| (l.name.to_owned(), json!(l.bytes))).collect();
         let whole = json!({
@@ -29,12 +32,10 @@ pub fn run(args: &PlanArgs) -> Result<(), AppError> {
             "expert_slot_bytes": plan.slot_bytes,
             "experts": plan.experts,
         });
-        println!("{whole}");
+        say(format_args!("{whole}\n"))
     } else {
-        println!("{}, {:.1} MiB on storage", model.config.name, mib(model.file_bytes));
-        print!("{}", table(&plan));
+        say(format_args!("{}, {:.1} MiB on storage\n{}", model.config.name, mib(model.file_bytes), table(&plan)))
     }
-    Ok(())
 }
 
 /// The plan as people read it. Lines of no bytes are left out.

@@ -1,27 +1,34 @@
 //! `forerun run`: one prompt, one answer.
 
-use super::{Printer, headline, summary};
-use crate::cli::RunArgs;
+use super::{Printer, headline, note, say, summary};
+use crate::cli::{RunArgs, VisionArgs};
 use crate::error::AppError;
 use crate::model::{Facts, Model, model_path};
-use crate::session::{Answer, Look, Session, read_picture, user_message};
-use forerun_camera::picture::dimensions;
+use crate::session::{Answer, FILE_BYTES_MAX, Look, Session, read_picture, user_message};
+use forerun_camera::picture::{Limits, PictureError, dimensions};
 use forerun_engine::{Counters, NoObserver};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// Pixels of the largest of `pictures`, from their headers.
+/// A look at `pictures`: as large as the largest of them, from their headers.
 ///
 /// # Errors
-/// If one cannot be read.
-pub fn pixels_max(pictures: &[PathBuf]) -> Result<u64, AppError> {
-    let mut most = 0;
+/// If one cannot be read or is absurdly large.
+pub fn look(model: &Model, args: &VisionArgs, pictures: &[PathBuf]) -> Result<Look, AppError> {
+    let mut look = Look { detail: model.detail(args), max_slices: args.max_slices, pixels_max: 0, file_bytes_max: 0 };
+    let Limits { pixels_max } = Limits::default();
     for path in pictures {
-        let bytes = read_picture(path)?;
-        let (w, h) = dimensions(&bytes).map_err(|error| AppError::Picture { path: path.clone(), error })?;
-        most = most.max(u64::from(w) * u64::from(h));
+        let wrong = |error| AppError::Picture { path: path.clone(), error };
+        let bytes = read_picture(path, FILE_BYTES_MAX)?;
+        let (width, height) = dimensions(&bytes).map_err(wrong)?;
+        let pixels = u64::from(width) * u64::from(height);
+        if pixels > pixels_max {
+            return Err(wrong(PictureError::Large { width, height, pixels_max }));
+        }
+        look.pixels_max = look.pixels_max.max(pixels);
+        look.file_bytes_max = look.file_bytes_max.max(bytes.len() as u64);
     }
-    Ok(most)
+    Ok(look)
 }
 
 /// Runs the command.
@@ -30,14 +37,9 @@ pub fn pixels_max(pictures: &[PathBuf]) -> Result<u64, AppError> {
 /// If model, picture or prompt is not usable, it does not fit, or storage fails.
 pub fn run(args: &RunArgs) -> Result<(), AppError> {
     let model = Model::open(&model_path(&args.model)?)?;
-    let pixels_max = pixels_max(&args.image)?;
-    let detail = model.detail(&args.vision);
-    let setup = model.setup(
-        &args.engine,
-        (!args.image.is_empty() && model.config.vision.is_some()).then_some(detail),
-        pixels_max,
-    );
-    let look = Look { detail, max_slices: args.vision.max_slices, pixels_max };
+    let look = look(&model, &args.vision, &args.image)?;
+    let vision = (!args.image.is_empty()).then(|| model.vision_options(&look)).transpose()?;
+    let setup = model.setup(&args.engine, vision);
     let mut session = Session::new(&model, look, args.system.as_deref());
     session.messages.push(user_message(args.image.len(), &args.prompt));
     session.pictures.clone_from(&args.image);
@@ -46,16 +48,16 @@ pub fn run(args: &RunArgs) -> Result<(), AppError> {
         |s| s,
         |engine, facts| {
             if args.json {
-                let answer = session.answer(engine, &args.sample, &mut NoObserver, &mut |_| {})?;
-                println!("{}", object(&answer, &engine.counters(), facts));
+                let answer = session.answer(engine, &args.sample, &mut NoObserver, &mut |_| Ok(()))?;
+                say(format_args!("{}\n", object(&answer, &engine.counters(), facts)))
             } else {
-                eprintln!("{}", headline(facts));
+                note(format_args!("{}", headline(facts)));
                 let mut printer = Printer::new();
                 let answer = session.answer(engine, &args.sample, &mut NoObserver, &mut |p| printer.print(p))?;
-                println!();
-                eprintln!("{}", summary(&answer, &engine.counters()));
+                say(format_args!("\n"))?;
+                note(format_args!("{}", summary(&answer, &engine.counters())));
+                Ok(())
             }
-            Ok(())
         },
     )
 }

@@ -1,10 +1,11 @@
 //! `forerun verify`: one hash over all logits, whatever the cap, prediction, threads, I/O and chunk size.
 
+use super::say;
 use crate::cli::{Fault, SampleArgs, VerifyArgs};
 use crate::error::AppError;
-use crate::model::{Model, Setup, model_path};
-use crate::session::{Look, Session, user_message};
-use forerun_engine::plan::{KvType, Options, VisionOptions};
+use crate::model::{Model, Setup, default_cap, model_path};
+use crate::session::{Session, user_message};
+use forerun_engine::plan::{KvType, Options};
 use forerun_engine::ports::{Completion, Read, ReadError, Storage};
 use forerun_engine::{Observer, SumOrder, Tuning};
 use forerun_linux::IoChoice;
@@ -20,7 +21,7 @@ struct Cell {
     chunk: usize,
 }
 
-/// All combinations of slots (all experts, room for some prediction, the floor), prediction and threads; the I/O engine
+/// All combinations of slots (all that fit, room for some prediction, the floor), prediction and threads; the I/O engine
 /// and the chunk size change along the way, so that each of their values meets each number of slots.
 fn matrix(top_k: usize) -> Vec<Cell> {
     let mut cells = Vec::new();
@@ -110,9 +111,8 @@ impl<S: Storage> Storage for FlipByte<S> {
 /// If the hashes differ, or a run fails.
 pub fn run(args: &VerifyArgs) -> Result<(), AppError> {
     let model = Model::open(&model_path(&args.model)?)?;
-    let pixels_max = super::run::pixels_max(&args.image)?;
-    let detail = model.detail(&args.vision);
-    let look = Look { detail, max_slices: args.vision.max_slices, pixels_max };
+    let look = super::run::look(&model, &args.vision, &args.image)?;
+    let vision = (!args.image.is_empty()).then(|| model.vision_options(&look)).transpose()?;
     let mut session = Session::new(&model, look, None);
     session.messages.push(user_message(args.image.len(), &args.prompt));
     session.pictures.clone_from(&args.image);
@@ -124,17 +124,26 @@ pub fn run(args: &VerifyArgs) -> Result<(), AppError> {
 
     let top_k = model.config.text.moe().map_or(0, |m| m.top_k);
     let mut hashes: Vec<String> = Vec::new();
-    println!(
-        "{:<9}{:<11}{:<8}{:<9}{:<7}{:>8}{:>8}  hash",
-        "slots", "prediction", "threads", "io", "chunk", "hits", "misses"
-    );
+    say(format_args!(
+        "{:<9}{:<11}{:<8}{:<9}{:<7}{:>8}{:>8}{:>11}  hash\n",
+        "slots", "prediction", "threads", "io", "chunk", "hits", "misses", "predicted"
+    ))?;
     for (i, cell) in matrix(top_k).into_iter().enumerate() {
         let tuning = Tuning {
             predict: cell.predict,
             checksums: args.inject != Some(Fault::FlipByte),
             sum_order: if args.inject == Some(Fault::ArrivalOrder) { SumOrder::Arrival } else { SumOrder::Router },
         };
-        let setup = setup(&model, args, cell, tuning, pixels_max);
+        let options = Options {
+            context: args.context.min(model.config.text.context_max),
+            chunk: cell.chunk,
+            kv: KvType::F16,
+            vision,
+            cap_bytes: default_cap(),
+            slots_max: cell.slots_max,
+            tokenizer_bytes: model.tokenizer_bytes(),
+        };
+        let setup = Setup { options, threads: cell.threads, io: cell.io, tuning };
         let flip = args.inject == Some(Fault::FlipByte) && i > 0;
         let mut hasher = Hasher::default();
         let slots = model.plan(&setup)?.slots;
@@ -142,20 +151,21 @@ pub fn run(args: &VerifyArgs) -> Result<(), AppError> {
             &setup,
             |inner| FlipByte { offsets: vec![0; inner.slots()], inner, victim: None, active: flip },
             |engine, _| {
-                session.answer(engine, &sample, &mut hasher, &mut |_| {})?;
+                session.answer(engine, &sample, &mut hasher, &mut |_| Ok(()))?;
                 Ok(engine.counters())
             },
         )?;
         let hash: String = hasher.0.finalize()[..8].iter().map(|b| format!("{b:02x}")).collect();
         let io = if cell.io == IoChoice::Pread { "pread" } else { "auto" };
-        println!(
-            "{slots:<9}{:<11}{:<8}{io:<9}{:<7}{:>8}{:>8}  {hash}",
+        say(format_args!(
+            "{slots:<9}{:<11}{:<8}{io:<9}{:<7}{:>8}{:>8}{:>11}  {hash}\n",
             if cell.predict { "on" } else { "off" },
             cell.threads,
             cell.chunk,
             counters.hits,
-            counters.misses
-        );
+            counters.misses,
+            counters.predicted
+        ))?;
         hashes.push(hash);
     }
     let different = hashes.iter().filter(|h| **h != hashes[0]).count();
@@ -166,21 +176,5 @@ pub fn run(args: &VerifyArgs) -> Result<(), AppError> {
             hashes.len()
         )));
     }
-    println!("lossless: one hash {} over {} runs", hashes[0], hashes.len());
-    Ok(())
-}
-
-fn setup(model: &Model, args: &VerifyArgs, cell: Cell, tuning: Tuning, pixels_max: u64) -> Setup {
-    let vision = (!args.image.is_empty() && model.config.vision.is_some())
-        .then(|| VisionOptions { detail: model.detail(&args.vision), pixels_max });
-    let options = Options {
-        context: args.context.min(model.config.text.context_max),
-        chunk: cell.chunk,
-        kv: KvType::F16,
-        vision,
-        cap_bytes: None,
-        slots_max: cell.slots_max,
-        tokenizer_bytes: 0,
-    };
-    Setup { options, threads: cell.threads, io: cell.io, tuning }
+    say(format_args!("lossless: one hash {} over {} runs\n", hashes[0], hashes.len()))
 }

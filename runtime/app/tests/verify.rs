@@ -1,0 +1,140 @@
+//! `forerun verify`, and what damage to the model file does to a run.
+
+mod common;
+
+use common::{Image, Scratch, finish, forerun, run, tests, tiny_dense, tiny_moe};
+use forerun_engine::{config::Config, weights::Weights};
+use forerun_format::gguf::Header;
+
+/// A row of the table that `verify` prints.
+struct Row {
+    slots: u64,
+    hits: u64,
+    misses: u64,
+    predicted: u64,
+    hash: String,
+}
+
+fn rows(table: &str) -> Vec<Row> {
+    let mut lines = table.lines();
+    let names: Vec<_> = lines.next().expect("a header").split_whitespace().collect();
+    assert_eq!(names, ["slots", "prediction", "threads", "io", "chunk", "hits", "misses", "predicted", "hash"]);
+    let rows = lines.take_while(|l| l.starts_with(|c: char| c.is_ascii_digit())).map(|line| {
+        let cells: Vec<_> = line.split_whitespace().collect();
+        let number = |i: usize| cells[i].parse().unwrap_or_else(|e| panic!("{e}: {line}"));
+        assert_eq!(cells.len(), names.len(), "{line}");
+        let predicted = number(7);
+        assert!(predicted == 0 || cells[1] == "on", "predicted without prediction: {line}");
+        Row { slots: number(0), hits: number(5), misses: number(6), predicted, hash: cells[8].into() }
+    });
+    rows.collect()
+}
+
+#[test]
+fn one_hash_whatever_the_setting() {
+    let picture = tests("demo/scene_083.png");
+    let with_picture: &[&dyn AsRef<std::ffi::OsStr>] = &[&"--image", &picture, &"--prompt", &"Is the door open?"];
+    let mut seen = Vec::new();
+    for more in [&[][..], with_picture] {
+        let mut c = forerun();
+        c.args(["verify", "--tokens", "8", "--model"]).arg(tiny_moe()).args(more.iter().map(|a| a.as_ref()));
+        let o = finish(&mut c);
+        let rows = rows(&o.success().stdout);
+        assert_eq!(rows.len(), 12, "{}", o.stdout);
+        assert!(rows.iter().all(|r| r.hash == rows[0].hash && r.hash.len() == 16), "{}", o.stdout);
+        assert!(o.stdout.ends_with(&format!("lossless: one hash {} over 12 runs\n", rows[0].hash)), "{}", o.stdout);
+        // The runs are different ones: with room for all experts few are read, at the floor many.
+        let (all, floor) = (&rows[0], rows.last().expect("rows"));
+        assert_eq!((all.slots, floor.slots), (256, 4), "{}", o.stdout);
+        assert!(floor.misses > 2 * all.misses && floor.hits < all.hits, "{}", o.stdout);
+        assert!(rows.iter().any(|r| r.predicted > 0), "no cell predicted: {}", o.stdout);
+        seen.push(rows[0].hash.clone());
+    }
+    assert_ne!(seen[0], seen[1], "another prompt has another hash");
+}
+
+#[test]
+fn a_dense_model_is_verified_too() {
+    let o = run("verify --tokens 4", &[&"--model", &tiny_dense()]);
+    let rows = rows(&o.success().stdout);
+    assert!(rows.iter().all(|r| r.hash == rows[0].hash && r.slots == 0), "{}", o.stdout);
+}
+
+#[test]
+fn faults_on_purpose_are_noticed() {
+    for fault in ["flip-byte", "arrival-order"] {
+        let o = run("verify --tokens 8 --inject", &[&fault, &"--model", &tiny_moe()]);
+        o.refused(5, &["NOT lossless", "of 12 runs differ from the first"]);
+        let rows = rows(&o.stdout);
+        assert!(rows.iter().any(|r| r.hash != rows[0].hash), "{fault}: {}", o.stdout);
+        assert!(!o.stdout.contains("lossless: one hash"), "{fault}: {}", o.stdout);
+        run("verify --inject", &[&fault, &"--model", &tiny_dense()]).refused(3, &["no experts"]);
+    }
+}
+
+/// A prompt of this many tokens uses nearly every expert, so that one of layer 3 is read for certain.
+const PROMPT: &str =
+    "Describe what you know about the sea, the sun, the moon, a river, a fox and seven plums in one sentence.";
+
+#[test]
+fn a_flipped_byte_in_an_expert_is_named() {
+    let file = Image::tiny_moe();
+    let header = Header::parse(&file.0, file.0.len() as u64).expect("header");
+    let config = Config::read(&header).expect("configuration");
+    let weights = Weights::read(&header, &config).expect("tensors");
+    let (layer, experts) = (3, config.text.moe().expect("experts").experts);
+    let bank = weights.banks[layer];
+    let scratch = Scratch::new("flipped-expert");
+    let mut named = 0;
+    for expert in 0..experts {
+        let offset = bank.offset + (expert * bank.stride) as u64;
+        let mut bytes = file.0.clone();
+        bytes[offset as usize + 100 + expert] ^= 0x10;
+        let path = scratch.file("model.gguf", &bytes);
+        let o = run("run --max-tokens 1", &[&"--model", &path, &"--prompt", &PROMPT]);
+        if o.code == Some(0) {
+            continue; // no token chose it
+        }
+        named += 1;
+        let expected = weights.expert_crc[layer * experts + expert];
+        let found = forerun_format::crc32c::crc32c(&bytes[offset as usize..][..bank.stride]);
+        let place = format!("expert {expert} of layer {layer} at offset {offset}");
+        let sums = format!("checksum {found:08x}, expected {expected:08x}");
+        o.refused(3, &[&place, &sums, "re-copy the model file"]);
+        assert_eq!(o.stdout, "", "no word of an answer");
+        if named == 3 {
+            return;
+        }
+    }
+    panic!("only {named} experts of layer {layer} were used");
+}
+
+#[test]
+fn a_flipped_byte_in_a_resident_tensor_is_named() {
+    let file = Image::tiny_moe();
+    let header = Header::parse(&file.0, file.0.len() as u64).expect("header");
+    let scratch = Scratch::new("flipped-resident");
+    for name in ["blk.0.attn_qkv.weight", "output_norm.weight", "v.blk.7.ffn_down.bias", "output.weight"] {
+        let t = header.tensor(name).unwrap_or_else(|| panic!("no {name}"));
+        let mut bytes = file.0.clone();
+        bytes[(t.offset + t.bytes - 1) as usize] ^= 1;
+        let path = scratch.file("model.gguf", &bytes);
+        let o = run("run", &[&"--model", &path, &"--prompt", &"Hello!"]);
+        o.refused(3, &[&format!("tensor {name}: checksum "), ", expected ", "re-copy the model file"]);
+    }
+}
+
+/// The padding after a tensor is no tensor's: a flipped byte there changes nothing, and nobody complains.
+#[test]
+fn a_flipped_byte_in_padding_does_no_harm() {
+    let file = Image::tiny_moe();
+    let header = Header::parse(&file.0, file.0.len() as u64).expect("header");
+    let t = header.tensor("output_norm.weight").expect("tensor");
+    assert_ne!(t.bytes % 4096, 0, "padded");
+    let mut bytes = file.0.clone();
+    bytes[(t.offset + t.bytes) as usize] ^= 1;
+    let scratch = Scratch::new("flipped-padding");
+    let path = scratch.file("model.gguf", &bytes);
+    let o = run("run --temperature 0", &[&"--model", &path, &"--prompt", &"What is 3 plus 5?"]);
+    assert_eq!(o.success().stdout, "3 plus 5 is 8.\n");
+}
