@@ -4,7 +4,7 @@ use crate::cli::{EngineArgs, ModelArgs, VisionArgs};
 use crate::error::AppError;
 use crate::prompt::PromptBuilder;
 use crate::session::Look;
-use crate::template::Template;
+use crate::template::{Template, TemplateError};
 use crate::tokenizer::Tokenizer;
 use forerun_engine::{
     Engine, Tuning,
@@ -13,7 +13,7 @@ use forerun_engine::{
     slicing::{Detail, SliceParams, crop_patches_max},
     weights::Weights,
 };
-use forerun_format::{FormatError, gguf::Header};
+use forerun_format::{FormatError, gguf::Header, keys};
 use forerun_kernels::KernelSet;
 use forerun_linux::{Arena, DirectFile, FileStorage, IoChoice, Pool, sys};
 use std::io::{self, Read};
@@ -150,7 +150,10 @@ impl Model {
         let config = Config::read(&header).map_err(wrong)?;
         let weights = Weights::read(&header, &config).map_err(wrong)?;
         let tokenizer = Tokenizer::from_header(&header).map_err(wrong)?;
-        let template = Template::from_header(&header)?;
+        let template = Template::from_header(&header).map_err(|e| match e {
+            TemplateError::File(error) => wrong(error),
+            e => wrong(FormatError::invalid(keys::CHAT_TEMPLATE, e.to_string(), "a template without mistakes")),
+        })?;
         let prompts = PromptBuilder::new(&config, &tokenizer).map_err(wrong)?;
         // The header was read through the page cache, which is charged to us: give it back.
         sys::drop_page_cache(&file);

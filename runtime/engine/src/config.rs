@@ -374,6 +374,12 @@ impl TextConfig {
             "above 1",
         )?;
         check(
+            self.rms_eps > 0.0 && self.rms_eps < 1.0,
+            &key("attention.layer_norm_rms_epsilon"),
+            format!("{}", self.rms_eps),
+            "above 0 and below 1",
+        )?;
+        check(
             self.delta_value_heads.is_multiple_of(self.delta_key_heads),
             &key("ssm.time_step_rank"),
             format!("{}", self.delta_value_heads),
@@ -453,7 +459,15 @@ impl VisionConfig {
             format!("{:?}", c.insert_layer),
             "a layer of the tower",
         )?;
-        check(c.std.iter().all(|&s| s > 0.0), "clip.vision.image_std", format!("{:?}", c.std), "positive numbers")?;
+        check(
+            c.eps > 0.0 && c.eps < 1.0,
+            "clip.vision.attention.layer_norm_epsilon",
+            format!("{}", c.eps),
+            "above 0 and below 1",
+        )?;
+        check(c.mean.iter().all(|m| m.is_finite()), "clip.vision.image_mean", format!("{:?}", c.mean), "numbers")?;
+        let positive = |s: &f32| *s > 0.0 && s.is_finite();
+        check(c.std.iter().all(positive), "clip.vision.image_std", format!("{:?}", c.std), "positive numbers")?;
         Ok(c)
     }
 

@@ -203,6 +203,13 @@ impl Image {
         at.unwrap_or_else(|| panic!("{text} is not in the header")) + wanted.len()
     }
 
+    /// Where the type of the value of `key` stands. An array has the type of its elements 4 bytes later, its length 8, and
+    /// its elements 16.
+    #[track_caller]
+    pub fn at(&self, key: &str) -> usize {
+        self.after(key)
+    }
+
     /// Overwrites bytes at `at`.
     pub fn put(mut self, at: usize, bytes: &[u8]) -> Self {
         self.0[at..][..bytes.len()].copy_from_slice(bytes);
@@ -212,14 +219,14 @@ impl Image {
     /// Changes the value of the key `key` in place; its type stays.
     #[track_caller]
     pub fn value(self, key: &str, bytes: &[u8]) -> Self {
-        let at = self.after(key) + 4;
+        let at = self.at(key) + 4;
         self.put(at, bytes)
     }
 
     /// Changes the type of the value of `key`.
     #[track_caller]
     pub fn kind(self, key: &str, kind: u32) -> Self {
-        let at = self.after(key);
+        let at = self.at(key);
         self.put(at, &kind.to_le_bytes())
     }
 

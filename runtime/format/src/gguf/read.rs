@@ -10,6 +10,9 @@ use alloc::{
     vec::Vec,
 };
 
+/// Most keys and most tensors: far above real files, small enough that a row of the directory for each is not felt.
+const COUNT_MAX: u64 = 1 << 16;
+
 /// A metadata value, borrowed from the header's bytes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Value<'a> {
@@ -120,8 +123,12 @@ impl<'a> Header<'a> {
         let tensor_count = r.u64()?;
         let kv_count = r.u64()?;
         // The shortest key-value pair is 8 + 4 + 1 bytes, the shortest tensor row 8 + 4 + 4 + 8.
-        check_count("metadata count", kv_count, 13, file_bytes)?;
-        check_count("tensor count", tensor_count, 24, file_bytes)?;
+        for (what, count, bytes_each) in [("metadata count", kv_count, 13), ("tensor count", tensor_count, 24)] {
+            if count > COUNT_MAX {
+                return Err(FormatError::invalid(what, count.to_string(), format!("at most {COUNT_MAX}")));
+            }
+            check_count(what, count, bytes_each, file_bytes)?;
+        }
 
         let mut kv = Vec::new();
         for _ in 0..kv_count {
