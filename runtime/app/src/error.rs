@@ -76,6 +76,18 @@ pub enum AppError {
     /// The prompt cannot be built.
     #[error(transparent)]
     Prompt(#[from] PromptError),
+    /// The text is longer than what memory was planned for.
+    #[error(
+        "a prompt of {found} bytes: expected at most {max} for a context of {context} tokens: raise --context or shorten it"
+    )]
+    TextTooLong {
+        /// Bytes of text.
+        found: usize,
+        /// Most bytes.
+        max: usize,
+        /// Tokens that fit.
+        context: usize,
+    },
     /// The chat template refused.
     #[error(transparent)]
     Template(#[from] TemplateError),
@@ -109,7 +121,7 @@ impl AppError {
             Self::File { .. } | Self::System { .. } | Self::Output(_) => exit::SYSTEM,
             Self::Engine(EngineError::ContextFull { .. }) => exit::DOES_NOT_FIT,
             Self::Engine(EngineError::Expert { .. } | EngineError::Embedding { .. }) => exit::SYSTEM,
-            Self::Plan(_) => exit::DOES_NOT_FIT,
+            Self::Plan(_) | Self::TextTooLong { .. } => exit::DOES_NOT_FIT,
             Self::Check(_) => exit::CHECK,
             _ => exit::INPUT,
         }

@@ -31,8 +31,13 @@ const NO_SLOT_BYTES: usize = 4096;
 /// Bytes a pixel while a picture is decoded: up to 8 as the decoder has them and 3 as RGB.
 const DECODE_BYTES_PER_PIXEL: u64 = 11;
 
-/// Memory that the tokenizer takes for each token of the vocabulary, at most, while it is built: see docs/memory.md.
-const TOKENIZER_BYTES_PER_TOKEN: u64 = 850;
+/// Heap that the tokenizer keeps for each token of the vocabulary: 285 were measured for 248,144 made-up tokens of up to
+/// four letters (`runtime/app/tests/full_size.rs`), real ones are longer. Building it takes 360, but before the weights,
+/// of which each token has a row, are there.
+const TOKENIZER_BYTES_PER_TOKEN: u64 = 340;
+
+/// Heap that tokenizing takes for each byte of text: 145 were measured for English, 180 for letters that are tokens each.
+const ENCODE_BYTES_PER_BYTE: u64 = 200;
 
 /// A model file, understood but not loaded.
 pub struct Model {
@@ -204,23 +209,25 @@ impl Model {
 
     /// Settings for `args`, with room for pictures if there is any.
     pub fn setup(&self, args: &EngineArgs, vision: Option<VisionOptions>) -> Setup {
+        let context = args.context.min(self.config.text.context_max);
         let options = Options {
-            context: args.context.min(self.config.text.context_max),
+            context,
             chunk: args.chunk.into(),
             kv: KvType::from(args.kv),
             vision,
             cap_bytes: args.memory.or_else(default_cap),
             slots_max: args.slots,
-            tokenizer_bytes: self.tokenizer_bytes(),
+            tokenizer_bytes: self.tokenizer_bytes(context),
         };
         let threads = args.threads.map_or_else(|| sys::available_threads().min(8), usize::from);
         let tuning = Tuning { predict: !args.no_predict, ..Tuning::default() };
         Setup { options, threads, io: args.io.into(), tuning }
     }
 
-    /// Heap bytes of the tokenizer and of tokenizing the longest prompt.
-    pub fn tokenizer_bytes(&self) -> u64 {
-        self.config.text.vocab as u64 * TOKENIZER_BYTES_PER_TOKEN
+    /// Heap bytes of the tokenizer and of tokenizing the longest text that a context of `context` tokens allows.
+    pub fn tokenizer_bytes(&self, context: usize) -> u64 {
+        let text = text_bytes_max(context) as u64 * ENCODE_BYTES_PER_BYTE;
+        self.config.text.vocab as u64 * TOKENIZER_BYTES_PER_TOKEN + text
     }
 
     /// The plan for `setup`.
@@ -297,6 +304,12 @@ impl Model {
         );
         f(&mut engine, &facts)
     }
+}
+
+/// Most bytes of the text of a conversation, so that tokenizing it takes no more than was planned. Languages differ, but
+/// few texts have over 5 bytes a token.
+pub fn text_bytes_max(context: usize) -> usize {
+    context.saturating_mul(8).saturating_add(4096)
 }
 
 /// Four fifths of what is free, and of what a memory cgroup allows.

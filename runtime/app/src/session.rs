@@ -2,7 +2,7 @@
 
 use crate::cli::{SampleArgs, VisionArgs};
 use crate::error::AppError;
-use crate::model::Model;
+use crate::model::{Model, text_bytes_max};
 use crate::prompt::{Visual, VisualGrid};
 use crate::template::Conversation;
 use crate::tokenizer::Stream;
@@ -189,6 +189,10 @@ impl<'m> Session<'m> {
             enable_thinking: Some(args.think),
             add_generation_prompt: true,
         })?;
+        let (found, max) = (text.len(), text_bytes_max(engine.context()));
+        if found > max {
+            return Err(AppError::TextTooLong { found, max, context: engine.context() });
+        }
         let prompt = self.model.prompts.build(&self.model.tokenizer, &text, &visuals, self.look.detail.merge())?;
         let n = prompt.ids.len();
         let p = &prompt.positions;

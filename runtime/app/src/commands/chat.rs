@@ -16,8 +16,8 @@ const HELP: &str = "\
 /help         this
 /quit         leave (also end of input)";
 
-/// Longest line, bytes: far more than any context holds.
-const LINE_BYTES_MAX: usize = 1 << 20;
+/// Longest line, bytes.
+const LINE_BYTES_MAX: usize = 256 << 10;
 
 /// Reads a line with its end into `line`, which stays empty at the end of the input. Of a line of over
 /// [`LINE_BYTES_MAX`] bytes, skips the rest and returns false.

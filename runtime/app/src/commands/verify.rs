@@ -134,14 +134,15 @@ pub fn run(args: &VerifyArgs) -> Result<(), AppError> {
             checksums: args.inject != Some(Fault::FlipByte),
             sum_order: if args.inject == Some(Fault::ArrivalOrder) { SumOrder::Arrival } else { SumOrder::Router },
         };
+        let context = args.context.min(model.config.text.context_max);
         let options = Options {
-            context: args.context.min(model.config.text.context_max),
+            context,
             chunk: cell.chunk,
             kv: KvType::F16,
             vision,
             cap_bytes: default_cap(),
             slots_max: cell.slots_max,
-            tokenizer_bytes: model.tokenizer_bytes(),
+            tokenizer_bytes: model.tokenizer_bytes(context),
         };
         let setup = Setup { options, threads: cell.threads, io: cell.io, tuning };
         let flip = args.inject == Some(Fault::FlipByte) && i > 0;

@@ -3,6 +3,7 @@
 //! Relies on the built program alone; nothing here calls the library but to read the model file's header.
 #![allow(dead_code)] // each test file uses some of it
 
+pub mod group;
 pub mod sparse;
 
 use serde_json::Value;
@@ -268,4 +269,20 @@ impl Image {
 pub fn children_peak_bytes() -> u64 {
     let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_CHILDREN).expect("getrusage");
     u64::try_from(usage.max_rss()).expect("kilobytes") * 1024
+}
+
+/// What refusing a file may cost: the header of a real model with its vocabulary is about 15 MiB, and a cap may be small.
+pub const PEAK_BYTES_MAX: u64 = 200 << 20;
+/// Refusing takes milliseconds; the rest is for a busy machine.
+pub const REFUSAL: Duration = Duration::from_secs(10);
+
+/// Asks `model` something that needs no picture. Fails the test if that takes much memory or time.
+#[track_caller]
+pub fn ask_hello(model: &Path) -> Outcome {
+    let mut c = forerun();
+    c.args(["run", "--temperature", "0", "--max-tokens", "2", "--memory", "64M", "--prompt", "Hello!", "--model"]);
+    let o = finish_within(REFUSAL, c.arg(model), b"");
+    let peak = children_peak_bytes();
+    assert!(peak < PEAK_BYTES_MAX, "{peak} bytes resident: {o:?}");
+    o
 }
