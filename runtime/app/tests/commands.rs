@@ -118,7 +118,7 @@ fn words_go_to_stdout_and_the_rest_to_stderr() {
     assert_eq!(o.stdout, "3 plus 5 is 8.\n");
     let lines: Vec<_> = o.stderr.lines().collect();
     let [first, last] = lines[..] else { panic!("{o:?}") };
-    assert!(first.contains("kernels scalar") && first.contains("experts fit in memory"), "{o:?}");
+    assert!(first.starts_with("kernels ") && first.contains("experts fit in memory"), "{o:?}");
     assert!(last.contains("prompt tokens") && last.contains("tokens/s") && last.contains("misses"), "{o:?}");
 }
 
@@ -248,7 +248,7 @@ fn a_chat_survives_bytes_that_are_no_text_and_endless_lines() {
 
 #[test]
 fn a_plan_adds_up() {
-    for args in ["--memory 64M", "--memory 64M --text-only", "--memory 1G --context 8192 --kv f32 --detail 4x", ""] {
+    for args in ["--memory 68M", "--memory 64M --text-only", "--memory 1G --context 8192 --kv f32 --detail 4x", ""] {
         let plan = |more: &str| run(&format!("plan {args} {more}"), &[&"--model", &tiny_moe()]);
         let p = plan("--json").json();
         let bytes = |v: &Value| v.as_u64().unwrap_or_else(|| panic!("{v} in {p}"));
@@ -314,7 +314,7 @@ fn kernels_can_be_forced() {
     };
     let o = with("scalar").json();
     assert_eq!((&o["kernels"], &o["text"]), (&"scalar".into(), &"3 plus 5 is 8.".into()));
-    with("nonsense").refused(3, &["\"nonsense\"", "expected one of scalar"]);
+    with("nonsense").refused(3, &["\"nonsense\"", "expected one of ", "scalar"]);
 }
 
 #[test]

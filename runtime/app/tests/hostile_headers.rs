@@ -178,7 +178,7 @@ fn hostile_headers() {
         ),
         (
             "mode",
-            |f| f.value("forerun.image.detail", b"\x03\0\0\0\0\0\0\064x"),
+            |f| f.value("forerun.image.detail", b"\x03\0\0\0\0\0\0\x0064x"),
             &["forerun.image.detail: found \"64x\", expected \"16x\" or \"4x\""],
         ),
         (

@@ -1,6 +1,6 @@
 //! `forerun bench`: how fast prompt and answer are, beside what memory could deliver in the same minute.
 
-use super::headline;
+use super::{headline, say};
 use crate::cli::BenchArgs;
 use crate::error::AppError;
 use crate::model::{Model, model_path};
@@ -77,7 +77,7 @@ fn round<S: Storage>(engine: &mut Engine<'_, S>, ids: &[u32], decode: usize) -> 
 /// If the model is not usable, it does not fit, or storage fails.
 pub fn run(args: &BenchArgs) -> Result<(), AppError> {
     let model = Model::open(&model_path(&args.model)?)?;
-    let mut setup = model.setup(&args.engine, None, 0);
+    let mut setup = model.setup(&args.engine, None);
     setup.options.context = (args.prefill + args.decode).max(1);
     if args.resident && setup.options.slots_max.is_none() {
         setup.options.slots_max = Some(usize::MAX);
@@ -107,8 +107,8 @@ pub fn run(args: &BenchArgs) -> Result<(), AppError> {
             let share = median(&decode) * bytes as f64 / memory;
             let c = engine.counters();
             if args.json {
-                println!(
-                    "{}",
+                say(format_args!(
+                    "{}\n",
                     json!({
                         "prefill_tokens": args.prefill,
                         "decode_tokens": args.decode,
@@ -125,20 +125,23 @@ pub fn run(args: &BenchArgs) -> Result<(), AppError> {
                         "misses": c.misses,
                         "peak_rss_bytes": forerun_linux::sys::peak_rss_bytes(),
                     })
-                );
+                ))
             } else {
-                println!("{}", headline(facts));
-                println!("prefill of {} tokens: {:.2} tokens/s, rounds {prefill:.2?}", args.prefill, median(&prefill));
-                println!("decode of {} tokens: {:.2} tokens/s, rounds {decode:.2?}", args.decode, median(&decode));
-                println!(
-                    "a token reads {:.1} MiB of weights: {:.0} % of the {:.1} GB/s that memory delivers to {} threads",
+                say(format_args!(
+                    "{}\nprefill of {} tokens: {:.2} tokens/s, rounds {prefill:.2?}\n\
+                     decode of {} tokens: {:.2} tokens/s, rounds {decode:.2?}\n\
+                     a token reads {:.1} MiB of weights: {:.0} % of the {:.1} GB/s that memory delivers to {} threads\n",
+                    headline(facts),
+                    args.prefill,
+                    median(&prefill),
+                    args.decode,
+                    median(&decode),
                     bytes as f64 / f64::from(1 << 20),
                     share * 100.0,
                     memory / 1e9,
                     facts.threads
-                );
+                ))
             }
-            Ok(())
         },
     )
 }
