@@ -3,6 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::safetensors::{Entry, SafeTensors};
+use forerun_format::shown;
 use serde::de::DeserializeOwned;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -135,7 +136,7 @@ impl Checkpoint {
 }
 
 fn parse_json<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T> {
-    serde_json::from_str(text).map_err(|e| Error::Input(format!("{}: {e}", path.display())))
+    serde_json::from_str(text).map_err(|e| Error::Input(format!("{}: {}", path.display(), shown(e.to_string()))))
 }
 
 fn read_side_file(path: &Path) -> Result<Option<String>> {

@@ -1,6 +1,6 @@
 //! One error type for the tools, with the exit code that each kind of failure has.
 
-use forerun_format::FormatError;
+use forerun_format::{FormatError, shown};
 use std::{io, path::Path};
 
 /// Why a command failed. The text says what was found, what was expected, and what to do.
@@ -27,12 +27,13 @@ impl Error {
         }
     }
 
-    /// Bad input: `what` is `found`, but `expected`.
+    /// Bad input: `what` is `found`, but `expected`. One line of printable text, whatever the file says.
     pub fn input(
         what: impl std::fmt::Display,
         found: impl std::fmt::Display,
         expected: impl std::fmt::Display,
     ) -> Self {
+        let [what, found, expected] = [what.to_string(), found.to_string(), expected.to_string()].map(shown);
         Self::Input(format!("{what}: found {found}, expected {expected}"))
     }
 
@@ -58,3 +59,18 @@ impl From<FormatError> for Error {
 
 /// Result of the tools.
 pub type Result<T> = std::result::Result<T, Error>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hostile_name_cannot_write_to_the_terminal() {
+        let text = Error::input("tensor \u{1b}]0;x\u{7}\n", "y".repeat(1 << 20), "z").to_string();
+        assert!(
+            text.starts_with("tensor \\u{1b}]0;x\\u{7}\\n: found yyy") && text.ends_with("…, expected z"),
+            "{text}"
+        );
+        assert!(text.len() < 1000);
+    }
+}

@@ -87,14 +87,14 @@ fn setup(kv: KvType, vision: Option<VisionOptions>) -> Setup {
 
 /// Answers to the questions of `cases`, in their order.
 fn answers(model: &Model, cases: &[Value], detail: Detail, kv: KvType) -> Vec<String> {
-    const PIXELS_MAX: u64 = 1 << 20;
+    let look = Look { detail, max_slices: None, pixels_max: 1 << 20, file_bytes_max: 1 << 20 };
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let sample = SampleArgs { max_tokens: 24, temperature: Some(0.0), top_p: None, top_k: None, seed: 0, think: false };
     let work = |first: usize| -> Vec<(usize, String)> {
-        let setup = setup(kv, Some(VisionOptions { detail, pixels_max: PIXELS_MAX }));
+        let setup = setup(kv, Some(VisionOptions { detail, picture_bytes: 0 }));
         let mine = (first..cases.len()).step_by(threads);
         let ask = |i: usize| {
-            let mut session = Session::new(model, Look { detail, max_slices: None, pixels_max: PIXELS_MAX }, None);
+            let mut session = Session::new(model, look, None);
             session.messages.push(user_message(1, cases[i]["question"].as_str().unwrap()));
             session.pictures.push(path("goldens").join(cases[i]["file"].as_str().unwrap()));
             session
@@ -103,7 +103,7 @@ fn answers(model: &Model, cases: &[Value], detail: Detail, kv: KvType) -> Vec<St
             &setup,
             |storage| storage,
             |engine, _| {
-                mine.map(|i| Ok((i, ask(i).answer(engine, &sample, &mut NoObserver, &mut |_| {})?.text))).collect()
+                mine.map(|i| Ok((i, ask(i).answer(engine, &sample, &mut NoObserver, &mut |_| Ok(()))?.text))).collect()
             },
         );
         told.unwrap()

@@ -31,6 +31,9 @@ const PIECE: &str =
 const ADDED_MAX: usize = 4096;
 const ADDED_BYTES_MAX: usize = 256;
 
+/// Most tokens of a vocabulary: what the engine takes. Tables for all of them are made before the first is read.
+const VOCAB_MAX: usize = 1 << 20;
+
 /// Text that could not be tokenized.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the text cannot be tokenized: {0}")]
@@ -63,11 +66,11 @@ impl Tokenizer {
         expect_text(header, "tokenizer.ggml.pre", "qwen35")?;
         let tokens = header.array(TOKENS)?;
         let types = header.array(TYPES)?;
-        if tokens.is_empty() || tokens.len() != types.len() || u32::try_from(tokens.len()).is_err() {
+        if tokens.is_empty() || tokens.len() != types.len() || tokens.len() > VOCAB_MAX {
             return Err(FormatError::invalid(
                 format!("key {TYPES}"),
                 format!("{} types for {} tokens", types.len(), tokens.len()),
-                "one for each token, and at least one token",
+                format!("one for each token, and 1 to {VOCAB_MAX} tokens"),
             ));
         }
 

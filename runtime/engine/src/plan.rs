@@ -271,6 +271,10 @@ impl VisionSizes {
     }
 }
 
+fn sum(lines: &[Line]) -> Option<u64> {
+    lines.iter().try_fold(0u64, |sum, l| sum.checked_add(l.bytes))
+}
+
 impl Plan {
     /// Sums up what a run with `options` needs and gives the rest of the cap to expert slots.
     ///
@@ -330,7 +334,8 @@ impl Plan {
             Line { name: "expert directory", bytes: 0 },
             Line { name: "expert slots", bytes: 0 },
         ];
-        let fixed = lines.iter().try_fold(0u64, |sum, l| sum.checked_add(l.bytes)).ok_or(PlanError::Overflow)?;
+        // The file's length bounds its tensors, but a sparse file can be as long as it likes.
+        let fixed = sum(&lines).ok_or(PlanError::Overflow)?;
         let books = crate::moe::heap_bytes(w.banks.len(), t.moe().map_or(0, |m| m.experts), floor_slots, chunk);
         let directory = |slots: usize| (ExpertCache::heap_bytes(slots, experts) + books) as u64;
         let floor = fixed.checked_add(directory(floor_slots) + (floor_slots * slot_bytes) as u64);
@@ -350,7 +355,9 @@ impl Plan {
         let n = lines.len();
         lines[n - 2].bytes = directory(slots);
         lines[n - 1].bytes = (slots * slot_bytes) as u64;
-        lines[n - 3].bytes = lines.iter().map(|l| l.bytes).sum::<u64>().div_ceil(TABLE_RATIO);
+        lines[n - 3].bytes = sum(&lines).ok_or(PlanError::Overflow)?.div_ceil(TABLE_RATIO);
+        // Sums of some of the lines, which take the memory, fit as well.
+        sum(&lines).filter(|&bytes| bytes <= isize::MAX as u64).ok_or(PlanError::Overflow)?;
         Ok(Self { lines, cap_bytes: options.cap_bytes, slots, slot_bytes, experts, sizes, patches_max, options })
     }
 

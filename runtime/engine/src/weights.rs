@@ -225,7 +225,12 @@ impl Finder<'_, '_> {
     }
 
     fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Matrix, FormatError> {
-        let (block, at) = self.resident(name, &[cols, rows])?;
+        self.matrix_of(name, &[cols, rows], rows, cols)
+    }
+
+    /// The tensor of shape `ne` as a matrix.
+    fn matrix_of(&self, name: &str, ne: &[usize], rows: usize, cols: usize) -> Result<Matrix, FormatError> {
+        let (block, at) = self.resident(name, ne)?;
         if block == BlockType::I8 {
             return Err(FormatError::invalid(format!("type of tensor {name}"), "i8", "a type of weights"));
         }
@@ -333,12 +338,9 @@ impl Finder<'_, '_> {
             }),
         };
         // The patch kernel is (out, channel, y, x): a matrix over patches in that order.
-        let (block, at) = self.resident("v.patch_embd.weight", &[v.patch, v.patch, 3, d])?;
+        let patch = self.matrix_of("v.patch_embd.weight", &[v.patch, v.patch, 3, d], d, v.patch_values())?;
         Ok(Some(VisionWeights {
-            patch: Linear {
-                w: Matrix { block, rows: d, cols: v.patch_values(), at },
-                b: self.vector("v.patch_embd.bias", &[d])?,
-            },
+            patch: Linear { w: patch, b: self.vector("v.patch_embd.bias", &[d])? },
             positions: self.matrix("v.position_embd.weight", v.position_side * v.position_side, d)?,
             layers,
             window_merger,

@@ -1,7 +1,10 @@
 //! One error type for everything a model file can be wrong in: what was found, what was expected, what to do.
 
 use alloc::string::String;
-use core::fmt;
+use core::fmt::{self, Write};
+
+/// Characters of a name or value that an error shows: both come from the file and may be as long as it is.
+const SHOWN_CHARS: usize = 400;
 
 /// Why a model file was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,10 +34,30 @@ pub enum FormatError {
 }
 
 impl FormatError {
-    /// Shorthand for [`FormatError::Invalid`].
+    /// Shorthand for [`FormatError::Invalid`] that keeps the error one line of printable text: each part is cut where it
+    /// is long, and its control characters are escaped.
     pub fn invalid(what: impl Into<String>, found: impl Into<String>, expected: impl Into<String>) -> Self {
-        Self::Invalid { what: what.into(), found: found.into(), expected: expected.into() }
+        Self::Invalid { what: shown(what.into()), found: shown(found.into()), expected: shown(expected.into()) }
     }
+}
+
+/// `text` from a file as an error shows it: cut after 400 characters, control characters escaped.
+pub fn shown(text: String) -> String {
+    let cut = text.char_indices().nth(SHOWN_CHARS).map(|(at, _)| at);
+    if cut.is_none() && !text.contains(char::is_control) {
+        return text;
+    }
+    let mut out = String::new();
+    for c in text[..cut.unwrap_or(text.len())].chars() {
+        if c.is_control() {
+            // Writing to a string cannot fail.
+            let _ = write!(out, "{}", c.escape_default());
+        } else {
+            out.push(c);
+        }
+    }
+    out.extend(cut.map(|_| '…'));
+    out
 }
 
 impl fmt::Display for FormatError {
@@ -73,3 +96,19 @@ impl fmt::Display for FormatError {
 }
 
 impl core::error::Error for FormatError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    #[test]
+    fn an_error_is_one_line_whatever_the_file_says() {
+        let hostile = "\u{1b}[2J\nné\u{85}".to_string();
+        let text = FormatError::invalid(hostile.clone(), "x".repeat(1 << 20), hostile).to_string();
+        assert!(text.chars().count() < 2000, "{} bytes", text.len());
+        assert!(!text.contains(char::is_control), "{text:?}");
+        assert!(text.starts_with("\\u{1b}[2J\\nné\\u{85}: found xxx"), "{text}");
+        assert!(text.contains("xxx…, expected"), "{text}");
+    }
+}

@@ -14,7 +14,7 @@ pub mod gguf;
 pub mod keys;
 
 pub use block::BlockType;
-pub use error::FormatError;
+pub use error::{FormatError, shown};
 
 /// Alignment of every tensor and every expert in a packed file, in bytes: what O_DIRECT wants on all our storage.
 pub const PAGE: u64 = 4096;

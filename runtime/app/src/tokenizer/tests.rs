@@ -60,7 +60,18 @@ fn a_wrong_file_is_refused_by_name() {
     refused(build(tokens.clone(), types.clone(), &[]), "255 types for 256 tokens");
     tokens.pop();
     refused(build(tokens, types, &[]), "no token for byte 0xff");
-    refused(build(vec![], vec![], &[]), "at least one token");
+    refused(build(vec![], vec![], &[]), "and 1 to 1048576 tokens");
+}
+
+#[test]
+fn a_vocabulary_beyond_the_engine_is_refused_before_tables_are_made() {
+    let mut h = HeaderBuilder::new();
+    h.set("tokenizer.ggml.model", Kv::Str("gpt2".into()));
+    h.set("tokenizer.ggml.pre", Kv::Str("qwen35".into()));
+    h.set(TOKENS, Kv::U32s(vec![0; VOCAB_MAX + 1]));
+    h.set(TYPES, Kv::U32s(vec![1; VOCAB_MAX + 1]));
+    let bytes = h.bytes();
+    refused(Tokenizer::from_header(&Header::parse(&bytes, bytes.len() as u64).unwrap()), "1 to 1048576 tokens");
 }
 
 #[test]

@@ -4,11 +4,11 @@
 use super::{MAGIC, NAME_MAX, kind};
 use crate::{BlockType, FormatError};
 use alloc::{
-    collections::BTreeSet,
     format,
     string::{String, ToString},
     vec::Vec,
 };
+use core::fmt;
 
 /// Most keys and most tensors: far above real files, small enough that a row of the directory for each is not felt.
 const COUNT_MAX: u64 = 1 << 16;
@@ -31,11 +31,18 @@ pub enum Value<'a> {
 }
 
 /// An array in the metadata: its bytes were walked once, so reading elements cannot fail.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, PartialEq)]
 pub struct Array<'a> {
     kind: u32,
     len: usize,
     bytes: &'a [u8],
+}
+
+impl fmt::Debug for Array<'_> {
+    /// Without its elements: there may be millions.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "an array of {} elements of GGUF type {}", self.len, self.kind)
+    }
 }
 
 impl<'a> Array<'a> {
@@ -99,6 +106,8 @@ impl Tensor<'_> {
 pub struct Header<'a> {
     kv: Vec<(&'a str, Value<'a>)>,
     tensors: Vec<Tensor<'a>>,
+    /// Numbers of the tensors, sorted by name.
+    by_name: Vec<usize>,
     /// Offset of the data section, in bytes from the start of the file.
     pub data_offset: u64,
     /// `general.alignment`, bytes.
@@ -154,12 +163,13 @@ impl<'a> Header<'a> {
             tensors.push(r.tensor(file_bytes)?);
         }
         let data_offset = (r.at as u64).next_multiple_of(alignment);
-        let mut names = BTreeSet::new();
+        let mut by_name: Vec<usize> = (0..tensors.len()).collect();
+        by_name.sort_unstable_by_key(|&i| tensors[i].name);
+        if let Some(w) = by_name.windows(2).find(|w| tensors[w[0]].name == tensors[w[1]].name) {
+            return Err(FormatError::invalid(format!("tensor {}", tensors[w[0]].name), "it twice", "each name once"));
+        }
         let mut by_offset: Vec<(u64, u64, usize)> = Vec::new();
         for (i, t) in tensors.iter_mut().enumerate() {
-            if !names.insert(t.name) {
-                return Err(FormatError::invalid(format!("tensor {}", t.name), "it twice", "each name once"));
-            }
             if t.offset % alignment != 0 {
                 return Err(FormatError::invalid(
                     format!("offset of tensor {}", t.name),
@@ -190,7 +200,7 @@ impl<'a> Header<'a> {
                 "data of its own",
             ));
         }
-        Ok(Self { kv, tensors, data_offset, alignment })
+        Ok(Self { kv, tensors, by_name, data_offset, alignment })
     }
 
     /// All tensors in directory order.
@@ -205,7 +215,8 @@ impl<'a> Header<'a> {
 
     /// The tensor called `name`.
     pub fn tensor(&self, name: &str) -> Option<&Tensor<'a>> {
-        self.tensors.iter().find(|t| t.name == name)
+        let at = self.by_name.binary_search_by_key(&name, |&i| self.tensors[i].name).ok()?;
+        self.tensors.get(self.by_name[at])
     }
 
     /// The value of `key`.

@@ -181,6 +181,24 @@ mod tests {
     }
 
     #[test]
+    fn a_name_that_comes_twice_is_refused() {
+        let mut h = sample();
+        h.tensor("t.one", BlockType::F32, &[1]).unwrap();
+        let bytes = h.bytes();
+        let e = Header::parse(&bytes, bytes.len() as u64 + h.data_bytes()).unwrap_err().to_string();
+        assert!(e.starts_with("tensor t.one: found it twice"), "{e}");
+    }
+
+    #[test]
+    fn an_array_in_the_wrong_place_is_named_not_printed() {
+        let mut h = sample();
+        h.set("general.alignment", Kv::U32s(vec![7; 100_000]));
+        let bytes = h.bytes();
+        let e = Header::parse(&bytes, bytes.len() as u64 + h.data_bytes()).unwrap_err().to_string();
+        assert!(e.contains("an array of 100000 elements of GGUF type 4), expected a power of two"), "{e}");
+    }
+
+    #[test]
     fn every_prefix_is_refused_without_panic() {
         let h = sample();
         let bytes = h.bytes();
