@@ -1,0 +1,158 @@
+//! `cargo bench -p forerun-kernels`: every kernel of the best variant (or of `FORERUN_KERNELS`), one thread. After each
+//! product it prints GB/s of weights and the share of what this core reads from memory in the same run.
+
+use bytemuck::Zeroable;
+use criterion::{BenchmarkId, Criterion, Throughput};
+use forerun_format::BlockType;
+use forerun_kernels::{ActQ8, Columns, KernelSet, KvRows, act_blocks, quantize_row};
+use std::cell::Cell;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+/// Weights of a matrix: far more than the caches hold.
+const ELEMENTS: usize = 1 << 27;
+/// Elements in a row, as in the 35B model.
+const N: usize = 2048;
+
+fn noise(n: usize) -> Vec<f32> {
+    let mut s = 0x9E37_79B9_7F4A_7C15u64;
+    let mut next = || {
+        s ^= s << 13;
+        s ^= s >> 7;
+        s ^= s << 17;
+        (s >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+/// Bytes per second that this core reads: the best of five passes.
+fn read_bytes_per_s() -> f64 {
+    let buffer: Vec<u64> = (0..1 << 25).collect();
+    let pass = || {
+        let start = Instant::now();
+        let mut lanes = [0u64; 16];
+        for chunk in buffer.as_chunks::<16>().0 {
+            for (l, x) in lanes.iter_mut().zip(chunk) {
+                *l = l.wrapping_add(*x);
+            }
+        }
+        black_box(lanes);
+        (buffer.len() * 8) as f64 / start.elapsed().as_secs_f64()
+    };
+    (0..5).map(|_| pass()).fold(0.0, f64::max)
+}
+
+/// Measures `f` and returns the mean seconds of one call.
+fn timed(c: &mut Criterion, group: &str, name: &str, throughput: Throughput, f: impl Fn()) -> f64 {
+    let (time, calls) = (Cell::new(Duration::ZERO), Cell::new(0u64));
+    let mut g = c.benchmark_group(group);
+    g.throughput(throughput).sample_size(10).measurement_time(Duration::from_secs(2));
+    g.bench_function(BenchmarkId::from_parameter(name), |b| {
+        b.iter_custom(|n| {
+            let start = Instant::now();
+            (0..n).for_each(|_| f());
+            let took = start.elapsed();
+            time.set(time.get() + took);
+            calls.set(calls.get() + n);
+            took
+        });
+    });
+    g.finish();
+    time.get().as_secs_f64() / calls.get().max(1) as f64
+}
+
+fn columns(set: &KernelSet, n: usize, count: usize) -> (Vec<f32>, Vec<ActQ8>) {
+    let x = noise(n * count);
+    let mut q8 = vec![ActQ8::zeroed(); act_blocks(n) * count];
+    for (x, q8) in x.chunks_exact(n).zip(q8.chunks_exact_mut(act_blocks(n))) {
+        (set.quantize_act)(x, q8);
+    }
+    (x, q8)
+}
+
+fn products(c: &mut Criterion, set: &KernelSet, read: f64) {
+    for block in BlockType::ALL {
+        let row_bytes = block.row_bytes(N as u64).unwrap_or(0) as usize;
+        let rows = ELEMENTS / N / if block.block_elems() == 1 { 4 } else { 1 };
+        // A few different rows over and over: values do not change the time, and quantizing takes long.
+        let mut some = vec![0u8; 64 * row_bytes];
+        for (row, x) in some.chunks_exact_mut(row_bytes).zip(noise(64 * N).chunks_exact(N)) {
+            quantize_row(block, x, row);
+        }
+        let mut space = vec![0u32; rows * row_bytes / 4];
+        let w: &mut [u8] = bytemuck::cast_slice_mut(&mut space);
+        w.chunks_mut(some.len()).for_each(|w| w.copy_from_slice(&some[..w.len()]));
+        let (x, q8) = columns(set, N, 1);
+        let out = std::cell::RefCell::new(vec![0f32; rows]);
+        let bytes = w.len();
+        let seconds = timed(c, "matvec", block.name(), Throughput::Bytes(bytes as u64), || {
+            (set.matmul)(block, w, Columns { f32: &x, q8: &q8, n: N }, &mut out.borrow_mut());
+        });
+        println!(
+            "matvec {}: {:.2} GB/s, {:.0} % of the {:.2} GB/s read",
+            block.name(),
+            bytes as f64 / seconds / 1e9,
+            bytes as f64 / seconds / read * 100.0,
+            read / 1e9
+        );
+        // 512 rows, an expert's gate: what prefill and the vision tower do, in cache.
+        for count in [2, 8, 64] {
+            let (x, q8) = columns(set, N, count);
+            let w = &w[..512 * row_bytes];
+            let out = std::cell::RefCell::new(vec![0f32; 512 * count]);
+            let macs = (512 * N * count) as u64;
+            let seconds = timed(c, &format!("matmul{count}"), block.name(), Throughput::Elements(macs), || {
+                (set.matmul)(block, w, Columns { f32: &x, q8: &q8, n: N }, &mut out.borrow_mut());
+            });
+            println!("matmul {} x {count}: {:.1} GMAC/s", block.name(), macs as f64 / seconds / 1e9);
+        }
+    }
+}
+
+fn others(c: &mut Criterion, set: &KernelSet) {
+    let elements = |n: usize| Throughput::Elements(n as u64);
+    let (x, w) = (noise(N), noise(N));
+    let out = std::cell::RefCell::new(noise(N));
+    timed(c, "rms_norm", "2048", elements(N), || (set.rms_norm)(&mut out.borrow_mut(), &x, &w, 1e-6));
+    timed(c, "layer_norm", "2048", elements(N), || (set.layer_norm)(&mut out.borrow_mut(), &x, &w, &w, 1e-6));
+    timed(c, "silu_mul", "2048", elements(N), || (set.silu_mul)(&mut out.borrow_mut(), &w));
+    timed(c, "gelu_tanh", "2048", elements(N), || (set.gelu_tanh)(&mut out.borrow_mut()));
+    timed(c, "gelu_erf", "2048", elements(N), || (set.gelu_erf)(&mut out.borrow_mut()));
+    timed(c, "axpy", "2048", elements(N), || (set.axpy)(1e-9, &x, &mut out.borrow_mut()));
+    let q8 = std::cell::RefCell::new(vec![ActQ8::zeroed(); act_blocks(N)]);
+    timed(c, "quantize_act", "2048", elements(N), || (set.quantize_act)(&x, &mut q8.borrow_mut()));
+    let (state, taps, input) = (noise(3 * 8192), noise(4 * 8192), noise(8192));
+    let state = std::cell::RefCell::new((state, input));
+    timed(c, "conv_step", "8192", elements(8192), || {
+        let (state, x) = &mut *state.borrow_mut();
+        (set.conv_step)(state, &taps, x);
+    });
+    let (q, k, v) = (noise(128), noise(128), noise(128));
+    let state = std::cell::RefCell::new((noise(128 * 128), vec![0f32; 128]));
+    timed(c, "delta_step", "128x128", elements(128 * 128), || {
+        let (s, out) = &mut *state.borrow_mut();
+        (set.delta_step)(s, &q, &k, &v, 0.9, 0.1, out);
+    });
+    let (q, kv) = (noise(256), noise(256 * 1024));
+    let half: Vec<u16> = kv.iter().map(|&x| half::f16::from_f32(x).to_bits()).collect();
+    let out = std::cell::RefCell::new(vec![0f32; 256]);
+    for (name, rows) in [("1024 f32", KvRows::F32(&kv)), ("1024 f16", KvRows::F16(&half))] {
+        timed(c, "attention", name, elements(2 * kv.len()), || {
+            (set.attention)(&q, rows, rows, 1024, 0.06, &mut out.borrow_mut());
+        });
+    }
+}
+
+fn main() {
+    let forced = std::env::var("FORERUN_KERNELS").ok();
+    let Some(set) = KernelSet::select(forced.as_deref()) else {
+        eprintln!("FORERUN_KERNELS={}: not in this build or not for this CPU", forced.unwrap_or_default());
+        std::process::exit(2);
+    };
+    let read = read_bytes_per_s();
+    println!("kernels {}; one core reads {:.2} GB/s", set.name, read / 1e9);
+    let mut c = Criterion::default().configure_from_args().without_plots();
+    products(&mut c, set, read);
+    others(&mut c, set);
+    c.final_summary();
+}
