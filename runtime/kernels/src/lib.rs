@@ -9,8 +9,11 @@
 #[cfg(test)]
 extern crate std;
 
+#[cfg(target_arch = "aarch64")]
+#[allow(unsafe_code)]
+mod aarch64;
 mod blocks;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
 #[allow(unsafe_code)]
 mod lanes;
 pub mod math;
@@ -120,7 +123,9 @@ impl KernelSet {
     pub fn available() -> impl Iterator<Item = &'static Self> {
         #[cfg(target_arch = "x86_64")]
         let special = x86_64::available();
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        let special = aarch64::available();
+        #[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
         let special = core::iter::empty();
         special.chain([&SCALAR])
     }

@@ -192,6 +192,19 @@ fn every_variant_agrees_with_the_oracle() {
     assert!(variants >= 1);
 }
 
+/// Whoever knows the CPU says in `FORERUN_EXPECT_KERNELS` what it must be found to run, best first: `dotprod,neon,scalar`.
+#[test]
+fn the_expected_variants_are_available() {
+    let found: Vec<&str> = KernelSet::available().map(|set| set.name).collect();
+    if let Ok(expected) = std::env::var("FORERUN_EXPECT_KERNELS") {
+        assert_eq!(found.join(","), expected, "variants of this CPU");
+    }
+    // What the build's own target promises is there whatever the CPU.
+    if cfg!(all(target_arch = "aarch64", target_feature = "neon")) {
+        assert!(found.contains(&"neon"));
+    }
+}
+
 #[test]
 fn a_variant_the_cpu_lacks_is_refused() {
     assert!(KernelSet::select(Some("nonsense")).is_none());

@@ -1,0 +1,18 @@
+//! Variants for aarch64: NEON alone (Cortex-A53, A72, A73) and with dot products of bytes (A55, A76).
+
+mod dotprod;
+mod hwcap;
+mod narrow;
+mod neon;
+
+use crate::KernelSet;
+use crate::lanes::variant;
+
+variant!(NEON, neon_entries, neon::Lanes<neon::Widening>, 2, "neon", "neon");
+variant!(DOTPROD, dotprod_entries, neon::Lanes<dotprod::Sdot>, 2, "dotprod", "neon,dotprod");
+
+/// The variants that this CPU runs, best first.
+pub(crate) fn available() -> impl Iterator<Item = &'static KernelSet> {
+    let has = hwcap::features();
+    [(has.dotprod, &DOTPROD), (true, &NEON)].into_iter().filter(|(has, _)| *has).map(|(_, set)| set)
+}
