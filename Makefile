@@ -1,11 +1,12 @@
 # make demo: builds forerun and lets the bundled model look at bundled pictures.
 # make test: all tests. make lint: format and clippy. make build: static release binaries in target/bin.
+# make board: the same for aarch64 boards, in target/board. make test-arm: those, and tests of the Arm kernels, under qemu.
 
 HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 RUSTFLAGS_HOST = CARGO_TARGET_$(shell echo $(HOST) | tr 'a-z-' 'A-Z_')_RUSTFLAGS
 OUT = target/$(HOST)/release
 
-.PHONY: demo build test lint clean deps deps-lint
+.PHONY: demo build board test test-arm lint clean deps deps-lint deps-board deps-arm
 
 # Each recipe that needs the toolchain runs make again after deps, so that HOST is that of a rustc just installed.
 demo: deps
@@ -25,6 +26,12 @@ test: deps
 	@$(MAKE) --no-print-directory build
 	tests/release.sh target/bin
 
+board: deps deps-board
+	tests/board.sh build
+
+test-arm: deps deps-arm
+	tests/board.sh test
+
 lint: deps deps-lint
 	cargo fmt --all --check
 	cargo fmt --manifest-path tests/nostd/Cargo.toml --check
@@ -36,6 +43,12 @@ deps:
 
 deps-lint:
 	@tests/deps.sh lint
+
+deps-board:
+	@tests/deps.sh board
+
+deps-arm:
+	@tests/deps.sh arm
 
 clean:
 	cargo clean

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs what is missing to build (or to lint), on Debian and its kin: names each package before it is installed, and
-# uses sudo when not root. Does nothing where everything is there.
+# Installs what is missing to build, to lint, to build for boards, or to test that (build|lint|board|arm), on Debian and
+# its kin: names each package before it is installed, and uses sudo when not root. Does nothing where everything is there.
 set -eu
 msrv=89 # Rust 1.89, from Cargo.toml
 
@@ -20,6 +20,20 @@ if [ "${1:-build}" = lint ]; then
     cargo fmt --version >/dev/null 2>&1 || want="$want rustfmt-web"
     cargo clippy --version >/dev/null 2>&1 || want="$want rust-web-clippy"
 fi
+mode=${1:-build}
+if [ "$mode" = board ] || [ "$mode" = arm ]; then
+    need aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu
+    [ -e /usr/aarch64-linux-gnu/lib/libc.a ] || [ -e /usr/lib/aarch64-linux-gnu/libc.a ] ||
+        want="$want libc6-dev-arm64-cross"
+    target=aarch64-unknown-linux-gnu
+    std() { [ -d "$("$1" --print target-libdir --target $target 2>/dev/null)" ]; }
+    # rustup's toolchain after `rustup target add`, or Debian's.
+    if ! std rustc && ! std /usr/bin/rustc; then
+        foreign=arm64
+        want="$want rustc-web libstd-rust-web-dev:arm64"
+    fi
+    [ "$mode" = board ] || need qemu-aarch64-static qemu-user-static
+fi
 [ -n "$want" ] || exit 0
 
 if ! command -v apt-get >/dev/null 2>&1; then
@@ -30,6 +44,7 @@ sudo=""
 [ "$(id -u)" = 0 ] || sudo="sudo"
 echo "installing from Debian:$want"
 export DEBIAN_FRONTEND=noninteractive
+[ -z "${foreign:-}" ] || $sudo dpkg --add-architecture "$foreign"
 $sudo apt-get update -q
 # shellcheck disable=SC2086 # a list of names
 $sudo apt-get install -q -y --no-install-recommends $want ca-certificates
