@@ -39,7 +39,7 @@ kernels_of() {
     case $1 in
         cortex-a53 | cortex-a72) echo neon,scalar ;;
         cortex-a76 | neoverse-n1) echo dotprod,neon,scalar ;;
-        max) echo dotprod,neon,scalar ;;
+        max) echo i8mm,dotprod,neon,scalar ;;
     esac
 }
 

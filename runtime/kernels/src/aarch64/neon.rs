@@ -1,7 +1,9 @@
-//! NEON: 16 lanes as four registers. Integer products come from [`Products`], whose implementations differ by CPU.
+//! NEON: 16 lanes as four registers. Integer products come from [`Products`] or [`Matrix`], whose implementations differ
+//! by CPU.
 
 use super::narrow::{Neon, f16x4};
-use crate::lanes::{Decode, Isa};
+use crate::Columns;
+use crate::lanes::{Decode, Dots, Isa, tiles};
 use core::arch::aarch64::*;
 use core::marker::PhantomData;
 
@@ -42,8 +44,26 @@ unsafe impl Products for Widening {
     }
 }
 
-/// The instruction set with `P`'s products.
-pub(super) struct Lanes<P>(PhantomData<P>);
+/// Products of whole matrices.
+///
+/// # Safety
+/// As for [`Isa::matrix`].
+pub(super) unsafe trait Matrix {
+    /// [`Isa::matrix`].
+    unsafe fn matrix<D: Decode, const C: usize>(w: &[D], x: Columns<'_>, out: &mut [f32]);
+}
+
+// SAFETY: passed on.
+unsafe impl<P: Products> Matrix for P {
+    #[inline(always)]
+    unsafe fn matrix<D: Decode, const C: usize>(w: &[D], x: Columns<'_>, out: &mut [f32]) {
+        // SAFETY: passed on.
+        unsafe { tiles::<Lanes<P>, D, C>(w, x, out) }
+    }
+}
+
+/// The instruction set with `M`'s products.
+pub(super) struct Lanes<M>(PhantomData<M>);
 
 /// Four lanes added pairwise: 4, 2, 1.
 #[inline(always)]
@@ -56,9 +76,8 @@ pub(super) unsafe fn fold4(x: float32x4_t) -> f32 {
 }
 
 // SAFETY: each function only uses its arguments as the trait says.
-unsafe impl<P: Products> Isa for Lanes<P> {
+unsafe impl<M: Matrix> Isa for Lanes<M> {
     type F = [float32x4_t; 4];
-    type W = [int8x16_t; 4];
     type N = Neon;
 
     #[inline(always)]
@@ -161,6 +180,17 @@ unsafe impl<P: Products> Isa for Lanes<P> {
     unsafe fn join(low: (float32x4_t, float32x4_t), high: (float32x4_t, float32x4_t)) -> Self::F {
         [low.0, low.1, high.0, high.1]
     }
+
+    #[inline(always)]
+    unsafe fn matrix<D: Decode, const C: usize>(w: &[D], x: Columns<'_>, out: &mut [f32]) {
+        // SAFETY: passed on.
+        unsafe { M::matrix::<D, C>(w, x, out) }
+    }
+}
+
+// SAFETY: as above.
+unsafe impl<P: Products> Dots for Lanes<P> {
+    type W = [int8x16_t; 4];
 
     #[inline(always)]
     unsafe fn pair<D: Decode>(a: (uint8x16_t, uint8x16_t), b: (uint8x16_t, uint8x16_t)) -> Self::W {

@@ -1,6 +1,7 @@
 //! The instructions that kernels are written over: 16 f32 lanes and 64 small integers, and for decoding eight and 32.
 
 use super::decode::Decode;
+use crate::Columns;
 
 /// 32 bytes and eight f32: what blocks are decoded with.
 ///
@@ -39,12 +40,10 @@ pub(crate) unsafe trait Narrow {
 /// A set of instructions. Every function needs them enabled in the caller, into which it is inlined.
 ///
 /// # Safety
-/// Pointers must be readable (or writable) for 16 elements, 64 bytes for [`Isa::add_dots`].
+/// Pointers must be readable (or writable) for 16 elements.
 pub(crate) unsafe trait Isa {
     /// 16 f32 lanes.
     type F: Copy;
-    /// 64 weights.
-    type W: Copy;
     /// Registers for decoding.
     type N: Narrow;
 
@@ -64,7 +63,20 @@ pub(crate) unsafe trait Isa {
     /// Each of eight values twice.
     unsafe fn twice(x: <Self::N as Narrow>::E) -> Self::F;
     unsafe fn join(low: <Self::N as Narrow>::E, high: <Self::N as Narrow>::E) -> Self::F;
-    /// Two decoded groups of `D`, ready for [`Isa::add_dots`].
+    /// Product of a quantized matrix that `scalar::check_matmul` accepted, in tiles of `C` columns. An element's bits do not
+    /// depend on how many rows and columns there are.
+    unsafe fn matrix<D: Decode, const C: usize>(w: &[D], x: Columns<'_>, out: &mut [f32]);
+}
+
+/// Instructions for dot products of one row and one column, for [`tiles`](super::tiles).
+///
+/// # Safety
+/// As for [`Isa`]; `x` points to 64 bytes.
+pub(crate) unsafe trait Dots: Isa {
+    /// 64 weights.
+    type W: Copy;
+
+    /// Two decoded groups of `D`, ready for [`Dots::add_dots`].
     unsafe fn pair<D: Decode>(a: <Self::N as Narrow>::B, b: <Self::N as Narrow>::B) -> Self::W;
     /// `acc` plus the products of 64 weights with `x`, scaled: weights `16 k .. 16 k + 16` with lane `4 pair + k` of
     /// `scale`. The integer products and their sums are exact, and which lane takes which of them depends on `D` alone.

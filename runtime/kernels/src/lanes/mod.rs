@@ -15,7 +15,8 @@ use forerun_format::BlockType;
 
 pub(crate) use attention::attention;
 pub(crate) use decode::Decode;
-pub(crate) use isa::{Isa, Narrow};
+pub(crate) use isa::{Dots, Isa, Narrow};
+pub(crate) use quantized::tiles;
 
 /// Product of a matrix of any type. Lengths are checked here, so that the loops below need not.
 #[inline(always)]

@@ -1,7 +1,7 @@
 //! Products of quantized matrices with int8 activations, 256 weights at a time: decode once, multiply with several columns.
 
 use super::decode::Decode;
-use super::isa::{Isa, Narrow};
+use super::isa::{Dots, Isa, Narrow};
 use crate::{ActQ8, Columns, act_blocks};
 use forerun_format::BlockType;
 use forerun_format::block::{
@@ -16,7 +16,7 @@ pub(super) unsafe fn matmul<I: Isa, const C: usize>(block: BlockType, w: &[u8], 
     macro_rules! run {
         ($b:ty) => {
             // SAFETY: passed on.
-            unsafe { tiles::<I, $b, C>(bytemuck::cast_slice(w), x, out) }
+            unsafe { I::matrix::<$b, C>(bytemuck::cast_slice(w), x, out) }
         };
     }
     match block {
@@ -35,8 +35,12 @@ pub(super) unsafe fn matmul<I: Isa, const C: usize>(block: BlockType, w: &[u8], 
     }
 }
 
+/// [`Isa::matrix`] of instruction sets that multiply rows one by one.
+///
+/// # Safety
+/// As for [`Isa::matrix`].
 #[inline(always)]
-unsafe fn tiles<I: Isa, B: Decode, const C: usize>(w: &[B], x: Columns<'_>, out: &mut [f32]) {
+pub(crate) unsafe fn tiles<I: Dots, B: Decode, const C: usize>(w: &[B], x: Columns<'_>, out: &mut [f32]) {
     let (columns, per_row) = (x.count(), x.n / (B::GROUPS * 32));
     let per_column = act_blocks(x.n);
     let mut c = 0;
@@ -59,7 +63,7 @@ unsafe fn tiles<I: Isa, B: Decode, const C: usize>(w: &[B], x: Columns<'_>, out:
 
 /// One row times `C` columns. Each result is the sum of its own 16 lanes, whatever `C`.
 #[inline(always)]
-unsafe fn tile<I: Isa, B: Decode, const C: usize>(row: &[B], x: &[ActQ8], per_column: usize, out: &mut [f32]) {
+unsafe fn tile<I: Dots, B: Decode, const C: usize>(row: &[B], x: &[ActQ8], per_column: usize, out: &mut [f32]) {
     let per = 8 / B::GROUPS;
     assert!(x.len() >= C * per_column && row.len() <= per * per_column && out.len() >= C);
     // SAFETY: superblock s < per_column has `per` blocks in row (the last one, if shorter, in a copy filled up with zeros)
@@ -83,7 +87,7 @@ unsafe fn tile<I: Isa, B: Decode, const C: usize>(row: &[B], x: &[ActQ8], per_co
 }
 
 #[inline(always)]
-unsafe fn superblock<I: Isa, B: Decode, const C: usize>(
+unsafe fn superblock<I: Dots, B: Decode, const C: usize>(
     w: *const B,
     x: *const ActQ8,
     per_column: usize,

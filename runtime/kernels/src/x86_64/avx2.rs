@@ -1,7 +1,8 @@
 //! AVX2 with FMA and F16C: 16 lanes as two registers of eight.
 
 use super::narrow::Avx;
-use crate::lanes::{Decode, Isa};
+use crate::Columns;
+use crate::lanes::{Decode, Dots, Isa, tiles};
 use core::arch::x86_64::*;
 
 pub(super) struct Avx2;
@@ -20,7 +21,6 @@ pub(super) unsafe fn fold8(x: __m256) -> f32 {
 // SAFETY: each function only uses its arguments as the trait says.
 unsafe impl Isa for Avx2 {
     type F = (__m256, __m256);
-    type W = (__m256i, __m256i);
     type N = Avx;
 
     #[inline(always)]
@@ -107,6 +107,17 @@ unsafe impl Isa for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn matrix<D: Decode, const C: usize>(w: &[D], x: Columns<'_>, out: &mut [f32]) {
+        // SAFETY: passed on.
+        unsafe { tiles::<Self, D, C>(w, x, out) }
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Dots for Avx2 {
+    type W = (__m256i, __m256i);
+
+    #[inline(always)]
     unsafe fn pair<D: Decode>(a: __m256i, b: __m256i) -> Self::W {
         (a, b)
     }
@@ -134,7 +145,7 @@ impl Avx2 {
 
     /// Lane `i` = sum of four products from weight `4 i` on, exact, as f32.
     #[inline(always)]
-    unsafe fn dot<D: Decode>(w: <Self as Isa>::W, x: *const i8) -> <Self as Isa>::F {
+    unsafe fn dot<D: Decode>(w: <Self as Dots>::W, x: *const i8) -> <Self as Isa>::F {
         // SAFETY: the caller enabled the instructions; x points to 64 quants.
         unsafe {
             let ones = _mm256_set1_epi16(1);

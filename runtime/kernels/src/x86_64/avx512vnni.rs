@@ -1,7 +1,8 @@
 //! AVX-512 with VNNI.
 
 use super::narrow::Avx;
-use crate::lanes::{Decode, Isa};
+use crate::Columns;
+use crate::lanes::{Decode, Dots, Isa, tiles};
 use core::arch::x86_64::*;
 
 pub(super) struct Avx512Vnni;
@@ -9,7 +10,6 @@ pub(super) struct Avx512Vnni;
 // SAFETY: each function only uses its arguments as the trait says.
 unsafe impl Isa for Avx512Vnni {
     type F = __m512;
-    type W = __m512i;
     type N = Avx;
 
     #[inline(always)]
@@ -92,6 +92,17 @@ unsafe impl Isa for Avx512Vnni {
         // SAFETY: as in zero().
         unsafe { _mm512_insertf32x8::<1>(_mm512_castps256_ps512(low), high) }
     }
+
+    #[inline(always)]
+    unsafe fn matrix<D: Decode, const C: usize>(w: &[D], x: Columns<'_>, out: &mut [f32]) {
+        // SAFETY: passed on.
+        unsafe { tiles::<Self, D, C>(w, x, out) }
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Dots for Avx512Vnni {
+    type W = __m512i;
 
     #[inline(always)]
     unsafe fn pair<D: Decode>(a: __m256i, b: __m256i) -> __m512i {
