@@ -45,19 +45,23 @@ pub(crate) unsafe fn tiles<I: Dots, B: Decode, const C: usize>(w: &[B], x: Colum
     let per_column = act_blocks(x.n);
     let mut c = 0;
     while c < columns {
-        let wide = columns - c >= C;
+        // A row is decoded once for all columns of a tile, so what is left over after whole tiles of C goes in halves of it.
+        let left = columns - c;
+        let width = [C, 4, 2].into_iter().find(|&w| w <= C && w <= left).unwrap_or(1);
         let x = &x.q8[c * per_column..];
         for (row, out) in w.chunks_exact(per_row).zip(out.chunks_exact_mut(columns)) {
-            // SAFETY: x holds C (or 1) columns from here on, by the comparison above; a row is per_row blocks.
+            let out = &mut out[c..];
+            // SAFETY: x holds `width` columns from here on, by width <= left; a row is per_row blocks.
             unsafe {
-                if wide {
-                    tile::<I, B, C>(row, x, per_column, &mut out[c..]);
-                } else {
-                    tile::<I, B, 1>(row, x, per_column, &mut out[c..]);
+                match width {
+                    4 => tile::<I, B, 4>(row, x, per_column, out),
+                    2 => tile::<I, B, 2>(row, x, per_column, out),
+                    1 => tile::<I, B, 1>(row, x, per_column, out),
+                    _ => tile::<I, B, C>(row, x, per_column, out),
                 }
             }
         }
-        c += if wide { C } else { 1 };
+        c += width;
     }
 }
 
