@@ -1,6 +1,7 @@
 //! Model files that fuzzing or review found to be accepted, or to panic, where they must be refused. Each is the bundled
 //! mixture with a change that keeps the rest of the file consistent.
 
+use forerun::{prompt::PromptBuilder, tokenizer::Tokenizer};
 use forerun_engine::{
     config::Config,
     plan::{KvType, Options, Plan, PlanError, VisionOptions},
@@ -93,6 +94,20 @@ fn a_patch_kernel_of_plain_bytes_is_refused() {
         rebuilt(&[], |name, block| if name == "v.patch_embd.weight" { BlockType::I8 } else { block });
     let e = open(&bytes, file_bytes).unwrap_err().to_string();
     assert!(e.starts_with("type of tensor v.patch_embd.weight: found i8"), "{e}");
+}
+
+/// With a head of one row, which is a placeholder, sampling had no token to choose from: an answer may not contain it.
+#[test]
+fn a_vocabulary_that_is_not_the_heads_is_refused() {
+    let model = Model::bundled("tiny-moe");
+    let tokenizer = Tokenizer::from_header(&model.header()).unwrap();
+    assert!(PromptBuilder::new(&model.config, &tokenizer).is_ok());
+    for vocab in [1, 2047, 2049] {
+        let mut config = model.config.clone();
+        config.text.vocab = vocab;
+        let e = PromptBuilder::new(&config, &tokenizer).unwrap_err().to_string();
+        assert!(e.starts_with("key tokenizer.ggml.tokens: found 2048 tokens, expected"), "{e}");
+    }
 }
 
 /// A sparse file may be longer than the address space; sums of its sizes must neither wrap nor panic.

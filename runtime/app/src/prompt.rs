@@ -129,8 +129,15 @@ impl PromptBuilder {
     /// Takes what the model file says of prompts.
     ///
     /// # Errors
-    /// If the vocabulary lacks a token that prompts of this model need.
+    /// If the vocabulary is not the engine's, or lacks a token that prompts of this model need.
     pub fn new(config: &Config, tokenizer: &Tokenizer) -> Result<Self, FormatError> {
+        if tokenizer.vocab_len() != config.text.vocab {
+            return Err(FormatError::invalid(
+                "key tokenizer.ggml.tokens",
+                format!("{} tokens", tokenizer.vocab_len()),
+                format!("{}, the rows of token_embd.weight", config.text.vocab),
+            ));
+        }
         let tokens = config.tokens.clone();
         let image = config.vision.as_ref().map(|(_, image)| image);
         let image_id = match image {

@@ -14,7 +14,7 @@ use forerun_kernels::KernelSet;
 use libfuzzer_sys::{Corpus, fuzz_target};
 
 /// Data and f32 elements of a file that is run.
-const DATA_BYTES_MAX: u64 = 1 << 20;
+const DATA_BYTES_MAX: u64 = 2 << 20;
 const BLOCK_ELEMS_MAX: usize = 1 << 20;
 
 fuzz_target!(|spec: Spec| -> Corpus {
@@ -67,7 +67,7 @@ fn run(config: &Config, weights: &Weights, header: &[u8], file_bytes: u64, seed:
 
     let mut block = vec![0f32; plan.block_elems()];
     let storage = Slots::new(&file, plan.slots, plan.slot_bytes);
-    let kernels = KernelSet::select(Some("scalar")).expect("the scalar kernels");
+    let kernels = KernelSet::available().nth(seed as usize / 16 % KernelSet::available().count()).expect("kernels");
     let tuning = Tuning { predict: seed & 2 == 0, checksums: false, ..Tuning::default() };
     let resident = bytemuck::cast_slice(&resident);
     let mut engine =

@@ -32,8 +32,8 @@ pub struct Spec {
     layers: u8,
     vision_layers: u8,
     hidden: Size,
-    /// Makes widths multiples of 32, so that quantized types fit.
-    whole_blocks: bool,
+    /// Makes widths multiples of 32 or 256, so that quantized types fit.
+    whole_blocks: u8,
     inner: Size,
     shared: Size,
     experts: Size,
@@ -47,7 +47,6 @@ pub struct Spec {
     value_per_key: Size,
     key_dim: u8,
     value_dim: u8,
-    conv: u8,
     vision_heads: Size,
     vision_dim: u8,
     vision_inner: Size,
@@ -148,12 +147,10 @@ impl Spec {
     /// If a size does not fit 64 bits.
     pub fn build(&self) -> Result<Built, FormatError> {
         let mut w = Writer { h: HeaderBuilder::new(), set: Vec::new() };
-        let unit = if self.whole_blocks { 32 } else { 1 };
-        let width = |s: Size, most: u64| if self.whole_blocks { s.up_to(most / 32).max(1) * 32 } else { s.up_to(most) };
-        let types = self.types.map(|t| {
-            let known = [BlockType::F32, BlockType::F16, BlockType::BF16, BlockType::Q8_0, BlockType::Q4_0];
-            known[usize::from(t) % known.len()]
-        });
+        let block = [1, 32, 256][usize::from(self.whole_blocks % 3)];
+        let width = |s: Size, most: u64| s.up_to(most.div_ceil(block)) * block;
+        let unit = block.min(32);
+        let types = self.types.map(|t| BlockType::ALL[usize::from(t) % BlockType::ALL.len()]);
         let arch = if self.moe { "qwen35moe" } else { "qwen35" };
         let layers = 1 + u64::from(self.layers % 3);
         let hidden = width(self.hidden, 96).min(1 << 20);
@@ -167,7 +164,7 @@ impl Spec {
         // ssm.inner_size is one number: at most 2^20.
         let value_heads = key_heads * self.value_per_key.up_to(3).min(((1 << 20) / value_dim / key_heads).max(1));
         let inner = value_heads * value_dim;
-        let conv = 2 + u64::from(self.conv % 15);
+        let conv = 4;
         let ffn = width(self.inner, 96).min(1 << 20);
         let shared = width(self.shared, 96).min(1 << 20);
         let experts = self.experts.up_to(8).min(4096);
