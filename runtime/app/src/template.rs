@@ -360,7 +360,8 @@ mod tests {
         assert_eq!(render(nested, json!({})), Ok(String::new()));
     }
 
-    /// Each repeats its second part as often as the longest template takes, and so nests that deep.
+    /// Each repeats its second part as often as the longest template takes, and so nests that deep. Not `~` and `**`:
+    /// minijinja tries to fold such chains anew for every link, which takes seconds.
     #[test]
     fn a_deep_template_does_not_overflow_the_stack() {
         for (before, link, after) in [
@@ -372,8 +373,6 @@ mod tests {
             ("{{ a", "()", " }}"),
             ("{{ a", "|e", " }}"),
             ("{{ a", " is a", " }}"),
-            ("{{ 2", "**2", " }}"),
-            ("{{ 1", "~1", " }}"),
             ("{{ 1", "<1", " }}"),
             ("{{ 1", " or 1", " }}"),
             ("{{ 1", " if 1 else 1", " }}"),
