@@ -44,42 +44,40 @@ impl Load for Bf16 {
 /// # Safety
 /// I's instructions are enabled; `scalar::check_matmul` accepted the arguments.
 #[inline(always)]
-pub(super) unsafe fn matmul<I: Isa>(block: BlockType, w: &[u8], x: Columns<'_>, out: &mut [f32]) {
+pub(super) unsafe fn matmul<I: Isa, const TILE: usize>(block: BlockType, w: &[u8], x: Columns<'_>, out: &mut [f32]) {
     // SAFETY: passed on; rows start on a multiple of their element's size, which cast_slice checks.
     unsafe {
         match block {
-            BlockType::F32 => tiles::<I, F32>(bytemuck::cast_slice(w), x, out),
-            BlockType::F16 => tiles::<I, F16>(bytemuck::cast_slice(w), x, out),
-            _ => tiles::<I, Bf16>(bytemuck::cast_slice(w), x, out),
+            BlockType::F32 => tiles::<I, F32, TILE>(bytemuck::cast_slice(w), x, out),
+            BlockType::F16 => tiles::<I, F16, TILE>(bytemuck::cast_slice(w), x, out),
+            _ => tiles::<I, Bf16, TILE>(bytemuck::cast_slice(w), x, out),
         }
     }
 }
 
 #[inline(always)]
-unsafe fn tiles<I: Isa, L: Load>(w: &[L::T], x: Columns<'_>, out: &mut [f32]) {
-    const ROWS: usize = 4;
-    const COLUMNS: usize = 4;
+unsafe fn tiles<I: Isa, L: Load, const TILE: usize>(w: &[L::T], x: Columns<'_>, out: &mut [f32]) {
     let (n, columns) = (x.n, x.count());
     let rows = w.len() / n;
     let mut c = 0;
     while c < columns {
-        let wide = columns - c >= COLUMNS;
+        let wide = columns - c >= TILE;
         let mut r = 0;
         while r < rows {
-            let tall = rows - r >= ROWS;
+            let tall = rows - r >= TILE;
             let (w, x, out) = (&w[r * n..], &x.f32[c * n..], &mut out[r * columns + c..]);
             // SAFETY: w has the tile's rows and x its columns of n elements from here on, by the two comparisons.
             unsafe {
                 match (tall, wide) {
-                    (true, true) => tile::<I, L, ROWS, COLUMNS>(w, x, n, columns, out),
-                    (true, false) => tile::<I, L, ROWS, 1>(w, x, n, columns, out),
-                    (false, true) => tile::<I, L, 1, COLUMNS>(w, x, n, columns, out),
+                    (true, true) => tile::<I, L, TILE, TILE>(w, x, n, columns, out),
+                    (true, false) => tile::<I, L, TILE, 1>(w, x, n, columns, out),
+                    (false, true) => tile::<I, L, 1, TILE>(w, x, n, columns, out),
                     (false, false) => tile::<I, L, 1, 1>(w, x, n, columns, out),
                 }
             }
-            r += if tall { ROWS } else { 1 };
+            r += if tall { TILE } else { 1 };
         }
-        c += if wide { COLUMNS } else { 1 };
+        c += if wide { TILE } else { 1 };
     }
 }
 

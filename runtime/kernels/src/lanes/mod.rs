@@ -18,14 +18,20 @@ pub(crate) use decode::Decode;
 pub(crate) use isa::{Dots, Isa, Narrow};
 pub(crate) use quantized::tiles;
 
-/// Product of a matrix of any type. Lengths are checked here, so that the loops below need not.
+/// Product of a matrix of any type: quantized with `COLUMNS` columns at a time, f32 and the like in tiles of `TILE` rows and
+/// columns, as many as the registers hold. Lengths are checked here, so that the loops below need not.
 #[inline(always)]
-pub(crate) unsafe fn matmul<I: Isa, const COLUMNS: usize>(block: BlockType, w: &[u8], x: Columns<'_>, out: &mut [f32]) {
+pub(crate) unsafe fn matmul<I: Isa, const COLUMNS: usize, const TILE: usize>(
+    block: BlockType,
+    w: &[u8],
+    x: Columns<'_>,
+    out: &mut [f32],
+) {
     scalar::check_matmul(block, w, x, out);
     // SAFETY: the caller enabled I's instructions; check_matmul compared every length with block, columns and x.n.
     unsafe {
         match block {
-            BlockType::F32 | BlockType::F16 | BlockType::BF16 => float::matmul::<I>(block, w, x, out),
+            BlockType::F32 | BlockType::F16 | BlockType::BF16 => float::matmul::<I, TILE>(block, w, x, out),
             _ => quantized::matmul::<I, COLUMNS>(block, w, x, out),
         }
     }
@@ -34,7 +40,7 @@ pub(crate) unsafe fn matmul<I: Isa, const COLUMNS: usize>(block: BlockType, w: &
 /// A kernel set whose entry points enable `$features` for everything inlined into them. What is not in `Isa` is the
 /// scalar function itself, which the compiler then turns into wider instructions without changing a bit.
 macro_rules! variant {
-    ($set:ident, $module:ident, $isa:ty, $columns:literal, $name:literal, $features:literal) => {
+    ($set:ident, $module:ident, $isa:ty, $columns:literal, $tile:literal, $name:literal, $features:literal) => {
         static $set: $crate::KernelSet = $crate::KernelSet {
             name: $name,
             matmul: $module::matmul,
@@ -79,7 +85,7 @@ macro_rules! variant {
             entry! {
                 matmul(block: BlockType, w: &[u8], x: Columns<'_>, out: &mut [f32]) =
                     // SAFETY: this function enables the instructions that the argument asks for.
-                    unsafe { lanes::matmul::<$isa, $columns>(block, w, x, out) };
+                    unsafe { lanes::matmul::<$isa, $columns, $tile>(block, w, x, out) };
                 attention(q: &[f32], k: KvRows<'_>, v: KvRows<'_>, n: usize, scale: f32, out: &mut [f32]) =
                     // SAFETY: as above.
                     unsafe { lanes::attention::<$isa>(q, k, v, n, scale, out) };

@@ -108,12 +108,30 @@ unsafe fn superblock<I: Dots, B: Decode, const C: usize>(
                 acc[c] = I::fnma(min, I::load(x.sums.as_ptr()), acc[c]);
             }
         }
-        for pair in 0..4 {
-            let weights = I::pair::<B>(B::decode::<I::N>(w, 2 * pair), B::decode::<I::N>(w, 2 * pair + 1));
-            for c in 0..C {
-                let quants = (*x.add(c * per_column)).qs.as_ptr().add(64 * pair);
-                acc[c] = I::add_dots::<B>(acc[c], weights, quants, scaled[c], pair);
-            }
+        // Written out, so that shifts and lanes are constants.
+        pair::<I, B, C>(w, x, per_column, &scaled, acc, 0);
+        pair::<I, B, C>(w, x, per_column, &scaled, acc, 1);
+        pair::<I, B, C>(w, x, per_column, &scaled, acc, 2);
+        pair::<I, B, C>(w, x, per_column, &scaled, acc, 3);
+    }
+}
+
+/// Groups `2 pair` and `2 pair + 1` times `C` columns.
+#[inline(always)]
+unsafe fn pair<I: Dots, B: Decode, const C: usize>(
+    w: *const B,
+    x: *const ActQ8,
+    per_column: usize,
+    scaled: &[I::F; C],
+    acc: &mut [I::F; C],
+    pair: usize,
+) {
+    // SAFETY: as in superblock().
+    unsafe {
+        let weights = I::pair::<B>(B::decode::<I::N>(w, 2 * pair), B::decode::<I::N>(w, 2 * pair + 1));
+        for c in 0..C {
+            let quants = (*x.add(c * per_column)).qs.as_ptr().add(64 * pair);
+            acc[c] = I::add_dots::<B>(acc[c], weights, quants, scaled[c], pair);
         }
     }
 }

@@ -8,12 +8,13 @@ mod narrow;
 use crate::KernelSet;
 use crate::lanes::variant;
 
-variant!(AVX2, avx2_entries, avx2::Avx2, 2, "avx2", "avx2,fma,f16c");
+variant!(AVX2, avx2_entries, avx2::Avx2, 2, 4, "avx2", "avx2,fma,f16c");
 variant!(
     AVX512VNNI,
     avx512vnni_entries,
     avx512vnni::Avx512Vnni,
     8,
+    4,
     "avx512vnni",
     "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"
 );
