@@ -67,8 +67,8 @@ pub struct EngineArgs {
     /// Tokens that fit: prompt, pictures and answer
     #[arg(long, value_name = "TOKENS", default_value_t = 4096)]
     pub context: usize,
-    /// Tokens computed together while reading the prompt
-    #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    /// Tokens computed together while reading the prompt: each expert is read once for all of them
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub chunk: u16,
     /// Threads [default: all CPUs, at most 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]

@@ -248,7 +248,7 @@ fn a_chat_survives_bytes_that_are_no_text_and_endless_lines() {
 
 #[test]
 fn a_plan_adds_up() {
-    for args in ["--memory 68M", "--memory 64M --text-only", "--memory 1G --context 8192 --kv f32 --detail 4x", ""] {
+    for args in ["--memory 72M", "--memory 64M --text-only", "--memory 1G --context 8192 --kv f32 --detail 4x", ""] {
         let plan = |more: &str| run(&format!("plan {args} {more}"), &[&"--model", &tiny_moe()]);
         let p = plan("--json").json();
         let bytes = |v: &Value| v.as_u64().unwrap_or_else(|| panic!("{v} in {p}"));
