@@ -47,7 +47,7 @@ fn run(config: &Config, weights: &Weights, header: &[u8], file_bytes: u64, seed:
         context: config.text.context_max.min(8),
         chunk: 2,
         kv: if seed & 1 == 0 { KvType::F16 } else { KvType::F32 },
-        vision: detail.map(|detail| VisionOptions { detail, pixels_max: 0 }),
+        vision: detail.map(|detail| VisionOptions { detail, picture_bytes: 0 }),
         cap_bytes: None,
         slots_max: Some(1 + seed as usize % 5),
         tokenizer_bytes: 0,

@@ -80,7 +80,7 @@ fn plans(config: &Config, weights: &Weights) {
                     context: context.min(config.text.context_max),
                     chunk,
                     kv,
-                    vision: detail.map(|detail| VisionOptions { detail, pixels_max: 64 << 20 }),
+                    vision: detail.map(|detail| VisionOptions { detail, picture_bytes: 16 << 20 }),
                     cap_bytes,
                     slots_max,
                     tokenizer_bytes: config.text.vocab as u64 * 850,

@@ -208,7 +208,8 @@ impl Spec {
         let first = u32::from(self.sections[0]) % (half + 1);
         let second = u32::from(self.sections[1]) % (half - first + 1);
         w.set(&key("rope.dimension_sections"), Kv::U32s(vec![first, second, half - first - second, 0]));
-        w.set(&key("attention.layer_norm_rms_epsilon"), Kv::F32(self.eps));
+        let eps = self.eps();
+        w.set(&key("attention.layer_norm_rms_epsilon"), Kv::F32(eps));
         let base = if self.rope_base.is_finite() && self.rope_base > 1.0 { self.rope_base } else { 1e5 };
         w.set(&key("rope.freq_base"), Kv::F32(base));
         let attention: Vec<bool> = (0..layers).map(|l| self.attention >> l & 1 == 1).collect();
@@ -298,6 +299,10 @@ impl Spec {
         Ok(Built { header, data_bytes, whole })
     }
 
+    fn eps(&self) -> f32 {
+        if self.eps > 0.0 && self.eps < 1.0 { self.eps } else { 1e-6 }
+    }
+
     /// Types of an expert's matrices that fit, and its stride.
     fn experts_of(&self, types: &[BlockType; 5], hidden: u64, inner: u64) -> ([BlockType; 3], u64) {
         let mut fitted = [fit(types[1], hidden), fit(types[2], hidden), fit(types[3], inner)];
@@ -364,7 +369,8 @@ impl Spec {
                 ("patch_size", patch),
             ],
         );
-        w.set("clip.vision.attention.layer_norm_epsilon", Kv::F32(self.eps));
+        let eps = self.eps();
+        w.set("clip.vision.attention.layer_norm_epsilon", Kv::F32(eps));
         w.set("clip.vision.image_mean", Kv::F32s(vec![0.5; 3]));
         w.set("clip.vision.image_std", Kv::F32s(vec![0.5; 3]));
         let scale = u64::from(self.scale % 512).max(28);
