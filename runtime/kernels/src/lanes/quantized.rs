@@ -54,8 +54,8 @@ pub(crate) unsafe fn tiles<I: Dots, B: Decode, const C: usize>(w: &[B], x: Colum
             // SAFETY: x holds `width` columns from here on, by width <= left; a row is per_row blocks.
             unsafe {
                 match width {
-                    4 => tile::<I, B, 4>(row, x, per_column, out),
-                    2 => tile::<I, B, 2>(row, x, per_column, out),
+                    4 if C > 4 => tile::<I, B, 4>(row, x, per_column, out),
+                    2 if C > 2 => tile::<I, B, 2>(row, x, per_column, out),
                     1 => tile::<I, B, 1>(row, x, per_column, out),
                     _ => tile::<I, B, C>(row, x, per_column, out),
                 }
