@@ -1,8 +1,10 @@
-//! A checkpoint folder as one set of tensors: `model.safetensors`, or the shards that `model.safetensors.index.json`
-//! names, and the JSON files beside them. Only headers and small files are held in memory.
+//! A checkpoint as one set of tensors and the JSON files beside them: a folder with `model.safetensors`, or with the
+//! shards that `model.safetensors.index.json` names; or a made-up one. Only headers and small files are held in memory.
 
 use crate::error::{Error, Result};
-use crate::safetensors::{Entry, SafeTensors};
+use crate::plan::Source;
+use crate::safetensors::{Dtype, Entry, SafeTensors};
+use crate::synth::Synthetic;
 use forerun_format::shown;
 use serde::de::DeserializeOwned;
 use std::{
@@ -15,12 +17,28 @@ use std::{
 /// Longest side file (tokenizer, config, template) accepted, bytes.
 const SIDE_FILE_BYTES_MAX: u64 = 64 << 20;
 
+/// An opened checkpoint.
+#[derive(Debug)]
+pub enum Checkpoint {
+    /// One on disk.
+    Folder(Folder),
+    /// A made-up one: it has every tensor that is asked for, in the shape that is asked for, as BF16.
+    Synthetic(Synthetic),
+}
+
 /// An opened checkpoint folder.
 #[derive(Debug)]
-pub struct Checkpoint {
+pub struct Folder {
     dir: PathBuf,
     shards: Vec<SafeTensors>,
     by_name: BTreeMap<String, usize>,
+}
+
+impl Folder {
+    fn find(&self, name: &str) -> Option<(&SafeTensors, &Entry)> {
+        let shard = &self.shards[*self.by_name.get(name)?];
+        shard.entries().get(name).map(|e| (shard, e))
+    }
 }
 
 #[derive(serde::Deserialize)]
@@ -75,26 +93,35 @@ impl Checkpoint {
             }
             shards.push(shard);
         }
-        Ok(Self { dir: dir.to_path_buf(), shards, by_name })
+        Ok(Self::Folder(Folder { dir: dir.to_path_buf(), shards, by_name }))
     }
 
-    /// All tensor names, sorted.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.by_name.keys().map(String::as_str)
+    /// The tensors of a folder that are not `used`, sorted.
+    pub fn unused(&self, used: &BTreeSet<String>) -> Vec<String> {
+        match self {
+            Self::Folder(f) => f.by_name.keys().filter(|n| !used.contains(*n)).cloned().collect(),
+            Self::Synthetic(_) => Vec::new(),
+        }
     }
 
-    /// The tensor `name` and the shard that holds it.
-    pub fn find(&self, name: &str) -> Option<(&SafeTensors, &Entry)> {
-        let shard = &self.shards[*self.by_name.get(name)?];
-        shard.entries().get(name).map(|e| (shard, e))
+    /// Whether there is a tensor `name`.
+    pub fn has(&self, name: &str) -> bool {
+        match self {
+            Self::Folder(f) => f.by_name.contains_key(name),
+            Self::Synthetic(_) => true,
+        }
     }
 
-    /// The tensor `name`, which must have `shape` (PyTorch's order) and a type that can be packed.
+    /// The type of the tensor `name`, which must have `shape` (PyTorch's order) and a type that can be packed.
     ///
     /// # Errors
     /// If it is missing or differs.
-    pub fn expect(&self, name: &str, shape: &[u64]) -> Result<&Entry> {
-        let Some((_, e)) = self.find(name) else {
+    pub fn expect(&self, name: &str, shape: &[u64]) -> Result<Dtype> {
+        let folder = match self {
+            Self::Folder(f) => f,
+            Self::Synthetic(_) => return Ok(Dtype::Bf16),
+        };
+        let Some((_, e)) = folder.find(name) else {
             return Err(Error::input(format!("tensor {name}"), "none in the checkpoint", format!("shape {shape:?}")));
         };
         if e.shape != shape {
@@ -104,7 +131,40 @@ impl Checkpoint {
         if e.dtype.bytes().is_none() {
             return Err(Error::input(format!("tensor {name}"), format!("type {}", e.dtype), "BF16, F16 or F32"));
         }
-        Ok(e)
+        Ok(e.dtype.clone())
+    }
+
+    /// The type of the elements of `source` and the bytes of each.
+    ///
+    /// # Errors
+    /// If there is no such tensor, or its type cannot be packed.
+    pub fn element(&self, source: &Source) -> Result<(Dtype, usize)> {
+        let dtype = match self {
+            Self::Folder(f) => f.find(&source.name).map(|(_, e)| e.dtype.clone()),
+            Self::Synthetic(_) => Some(Dtype::Bf16),
+        };
+        dtype
+            .and_then(|d| d.bytes().map(|n| (d, n)))
+            .ok_or_else(|| Error::input(format!("tensor {}", source.name), "none", "BF16, F16 or F32"))
+    }
+
+    /// Fills `out`, whole rows, with the rows of the tensor from `row` on, counting rows over all leading axes.
+    ///
+    /// # Errors
+    /// If they are not inside the tensor, or reading fails.
+    pub fn read(&self, source: &Source, row: u64, out: &mut [u8]) -> Result<()> {
+        match self {
+            Self::Folder(f) => {
+                let missing = || Error::input(format!("tensor {}", source.name), "none", "it in the checkpoint");
+                let (file, entry) = f.find(&source.name).ok_or_else(missing)?;
+                let each = entry.dtype.bytes().ok_or_else(missing)? as u64;
+                file.read(entry, row * source.cols * each, out)
+            }
+            Self::Synthetic(s) => {
+                s.read(source, row, out);
+                Ok(())
+            }
+        }
     }
 
     /// The text of a file beside the weights, `None` if there is none.
@@ -112,7 +172,10 @@ impl Checkpoint {
     /// # Errors
     /// If it cannot be read, is too long or is not UTF-8.
     pub fn text(&self, file: &str) -> Result<Option<String>> {
-        read_side_file(&self.dir.join(file))
+        match self {
+            Self::Folder(f) => read_side_file(&f.dir.join(file)),
+            Self::Synthetic(s) => Ok(s.text(file).map(str::to_string)),
+        }
     }
 
     /// A JSON file beside the weights, `None` if there is none.
@@ -120,8 +183,7 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::text`], or if it is not the JSON that `T` wants.
     pub fn json_opt<T: DeserializeOwned>(&self, file: &str) -> Result<Option<T>> {
-        let path = self.dir.join(file);
-        read_side_file(&path)?.map(|t| parse_json(&path, &t)).transpose()
+        self.text(file)?.map(|t| parse_json(&self.place(file), &t)).transpose()
     }
 
     /// A JSON file beside the weights.
@@ -130,8 +192,16 @@ impl Checkpoint {
     /// As [`Checkpoint::json_opt`], or if there is none.
     pub fn json<T: DeserializeOwned>(&self, file: &str) -> Result<T> {
         self.json_opt(file)?.ok_or_else(|| {
-            Error::input(self.dir.join(file).display(), "no such file", "it beside the weights: download it")
+            Error::input(self.place(file).display(), "no such file", "it beside the weights: download it")
         })
+    }
+
+    /// What errors call the file `file`.
+    fn place(&self, file: &str) -> PathBuf {
+        match self {
+            Self::Folder(f) => f.dir.join(file),
+            Self::Synthetic(_) => PathBuf::from(file),
+        }
     }
 }
 

@@ -6,12 +6,13 @@ use crate::{
     error::{Error, Result},
     plan::{Op, Source},
     safetensors::Dtype,
+    synth::Pools,
 };
 use forerun_format::BlockType;
 use half::f16;
 
 /// Elements converted at once, or one row where that is longer.
-const CHUNK_ELEMS: u64 = 1 << 20;
+pub(crate) const CHUNK_ELEMS: u64 = 1 << 20;
 
 /// Buffers that are reused from chunk to chunk.
 #[derive(Default)]
@@ -20,6 +21,7 @@ pub(crate) struct Converter {
     x: Vec<f32>,
     permuted: Vec<f32>,
     out: Vec<u8>,
+    pools: Pools,
 }
 
 impl Converter {
@@ -34,6 +36,11 @@ impl Converter {
         block: BlockType,
         mut sink: impl FnMut(&[u8]) -> Result<()>,
     ) -> Result<()> {
+        if let Checkpoint::Synthetic(s) = checkpoint
+            && s.copies_blocks(source)
+        {
+            return s.run(source, block, &mut self.pools, &mut self.out, sink);
+        }
         let cols = source.cols;
         let row_bytes = block.row_bytes(cols)?;
         let chunk = (CHUNK_ELEMS / cols).max(1);
@@ -53,9 +60,7 @@ impl Converter {
 
     /// Fills `x` with rows `row..row + n` of `source`.
     fn read(&mut self, checkpoint: &Checkpoint, source: &Source, row: u64, n: u64) -> Result<()> {
-        let missing = || Error::input(format!("tensor {}", source.name), "none", "BF16, F16 or F32");
-        let (file, entry) = checkpoint.find(&source.name).ok_or_else(missing)?;
-        let each = entry.dtype.bytes().ok_or_else(missing)?;
+        let (dtype, each) = checkpoint.element(source)?;
         let row_bytes = source.cols as usize * each;
         self.raw.resize(n as usize * row_bytes, 0);
         let mut r = 0;
@@ -64,18 +69,19 @@ impl Converter {
                 None => (row + r, n - r),
                 Some(h) => (h.source(row + r), h.run(row + r).min(n - r)),
             };
-            let at = (source.first_row + from) * row_bytes as u64;
-            file.read(entry, at, &mut self.raw[r as usize * row_bytes..(r + run) as usize * row_bytes])?;
+            let out = &mut self.raw[r as usize * row_bytes..(r + run) as usize * row_bytes];
+            checkpoint.read(source, source.first_row + from, out)?;
             r += run;
         }
         self.x.clear();
-        match entry.dtype {
+        match dtype {
             Dtype::F32 => self.x.extend(self.raw.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b))),
             Dtype::F16 => self.x.extend(self.raw.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).to_f32())),
             Dtype::Bf16 => self.x.extend(
                 self.raw.as_chunks::<2>().0.iter().map(|b| f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16)),
             ),
-            Dtype::Other(_) => return Err(missing()),
+            // Has no size, so `element` refused it.
+            Dtype::Other(_) => {}
         }
         Ok(())
     }

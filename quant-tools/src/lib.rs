@@ -13,9 +13,11 @@ mod output;
 mod pack;
 mod plan;
 pub mod safetensors;
+mod synth;
 mod tokenizer;
 
 pub use error::{Error, Result};
 pub use inspect::{Inspect, inspect};
 pub use pack::{Packed, pack};
 pub use plan::Types;
+pub use synth::{Shape, Synth, synth};

@@ -1,12 +1,12 @@
 //! The `forerun-quant` command: arguments, progress, exit codes.
 #![forbid(unsafe_code)]
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 use forerun_format::BlockType;
-use forerun_quant::{Inspect, Types};
+use forerun_quant::{Inspect, Packed, Shape, Synth, Types};
 use std::{
     io::{IsTerminal, Write},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
 };
 
@@ -40,6 +40,17 @@ size of the checkpoint. Equal weights give equal bytes.
 
 Exit codes: 0 done, 1 I/O, 2 arguments, 3 bad checkpoint, 4 not enough space or memory.";
 
+const SYNTH_HELP: &str = "\
+Examples:
+  forerun-quant synth --shape 35b-a3b --layers 10 --type q8_0 --type experts=q4_k --to packed.gguf
+  forerun-quant synth --shape 35b-a3b --layers 10 --type q8_0 --type experts=q4_k --to plain.gguf --plain
+
+The model has the sizes and special tokens of the real one and random weights: it runs at the real model's speed and
+says nothing of sense. Equal seeds give equal weights, in both layouts and with or without the vision tower. Weights are
+put together from 4,096 blocks of 256 numbers for each element type, so they are not all distinct.
+
+Exit codes: 0 done, 1 I/O, 2 arguments, 3 a size out of range, 4 not enough space or memory.";
+
 const INSPECT_HELP: &str = "\
 Every tensor and every expert is read and compared with its checksum; --no-checksums reads the header only.
 
@@ -64,6 +75,34 @@ enum Command {
         #[arg(long)]
         force: bool,
     },
+    /// Make up a model of true shape with random weights, to measure with
+    #[command(after_help = SYNTH_HELP)]
+    Synth {
+        /// Sizes to take
+        #[arg(long)]
+        shape: ShapeArg,
+        /// Text layers; every fourth has full attention [default: as the shape]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
+        layers: Option<u64>,
+        /// Model file to write
+        #[arg(long, value_name = "FILE")]
+        to: PathBuf,
+        /// Element types, as for pack
+        #[arg(long = "type", value_name = "T", value_parser = parse_type)]
+        types: Vec<TypeArg>,
+        /// Write the plain layout that llama.cpp reads, text only
+        #[arg(long)]
+        plain: bool,
+        /// Leave the vision tower out
+        #[arg(long)]
+        no_vision: bool,
+        /// Other seeds give other weights
+        #[arg(long, value_name = "S", default_value_t = 0)]
+        seed: u64,
+        /// Replace FILE if it exists
+        #[arg(long)]
+        force: bool,
+    },
     /// Print what a model file holds, and check it
     #[command(after_help = INSPECT_HELP)]
     Inspect {
@@ -79,6 +118,18 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum ShapeArg {
+    /// MiniCPM-V 4.7 35B-A3B
+    #[value(name = "35b-a3b")]
+    Moe35b,
+    /// MiniCPM-V 4.7 1B
+    #[value(name = "1b")]
+    Dense1b,
+    #[value(hide = true)]
+    Tiny,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -145,11 +196,25 @@ fn progress() -> Box<dyn FnMut(u64, u64)> {
     })
 }
 
+fn report(to: &Path, done: Packed) {
+    log::info!("{}: {} bytes, {} tensors, {} experts", to.display(), done.bytes, done.tensors, done.experts);
+}
+
 fn run(command: Command) -> Result<(), forerun_quant::Error> {
     match command {
         Command::Pack { from, to, types: args, force } => {
             let done = forerun_quant::pack(&from, &to, types(&args), force, &mut progress())?;
-            log::info!("{}: {} bytes, {} tensors, {} experts", to.display(), done.bytes, done.tensors, done.experts);
+            report(&to, done);
+            Ok(())
+        }
+        Command::Synth { shape, layers, to, types: args, plain, no_vision, seed, force } => {
+            let shape = match shape {
+                ShapeArg::Moe35b => Shape::Moe35b,
+                ShapeArg::Dense1b => Shape::Dense1b,
+                ShapeArg::Tiny => Shape::Tiny,
+            };
+            let model = Synth { shape, layers, no_vision, plain, seed };
+            report(&to, forerun_quant::synth(model, &to, types(&args), force, &mut progress())?);
             Ok(())
         }
         Command::Inspect { file, tensors, no_checksums, json } => {

@@ -3,7 +3,7 @@
 use crate::{
     config::{Config, Ffn, Generation, Multimodal, Text},
     error::{Error, Result},
-    plan::{Data, Plan},
+    plan::{Data, Layout, Plan},
     tokenizer::Tokenizer,
 };
 use forerun_format::{
@@ -17,33 +17,34 @@ fn u32_of(n: u64) -> Kv {
     Kv::U32(u32::try_from(n).unwrap_or(u32::MAX))
 }
 
-/// Sets every key; the checksum arrays are zeros of their final length.
+/// Sets every key, forerun's own only in the packed layout; the checksum arrays are zeros of their final length.
 ///
 /// # Errors
 /// If a token that the model needs does not exist.
-pub(crate) fn write(h: &mut HeaderBuilder, config: &Config, tokenizer: Tokenizer, plan: &Plan) -> Result<()> {
+pub(crate) fn write(
+    h: &mut HeaderBuilder,
+    config: &Config,
+    tokenizer: Tokenizer,
+    plan: &Plan,
+    layout: Layout,
+) -> Result<()> {
     let t = &config.text;
+    let packed = layout == Layout::Packed;
     h.set("general.architecture", Kv::Str(t.arch().into()));
     sampling(h, &config.generation);
-    h.set(keys::LAYOUT, Kv::Str(keys::LAYOUT_EXPERT_MAJOR.into()));
-    h.set(keys::VERSION, Kv::U32(keys::PACKED_VERSION));
+    if packed {
+        h.set(keys::LAYOUT, Kv::Str(keys::LAYOUT_EXPERT_MAJOR.into()));
+        h.set(keys::VERSION, Kv::U32(keys::PACKED_VERSION));
+    }
     text(h, t);
     if let Some(m) = &config.multimodal {
         vision(h, m, t.hidden);
         markers(h, m, &tokenizer, t.vocab)?;
     }
-    h.set(keys::MROPE_CANVAS, Kv::Bool(config.multimodal.as_ref().is_some_and(|m| m.canvas)));
-
-    let stop: BTreeSet<u64> = config.generation.eos.iter().copied().chain(t.eos).chain(tokenizer.eos).collect();
-    if stop.is_empty() {
-        return Err(Error::input(
-            "tokens that end an answer",
-            "none",
-            "eos_token_id in generation_config.json or config.json, or eos_token in tokenizer_config.json",
-        ));
+    if packed {
+        h.set(keys::MROPE_CANVAS, Kv::Bool(config.multimodal.as_ref().is_some_and(|m| m.canvas)));
+        h.set(keys::TOKEN_STOP, stop(config, &tokenizer)?);
     }
-    let stop: Result<Vec<u32>> = stop.into_iter().map(|id| token(id, "eos_token_id", t.vocab)).collect();
-    h.set(keys::TOKEN_STOP, Kv::U32s(stop?));
 
     h.set("tokenizer.ggml.model", Kv::Str("gpt2".into()));
     h.set("tokenizer.ggml.pre", Kv::Str("qwen35".into()));
@@ -58,11 +59,14 @@ pub(crate) fn write(h: &mut HeaderBuilder, config: &Config, tokenizer: Tokenizer
     h.set("tokenizer.ggml.merges", Kv::Strs(tokenizer.merges));
     h.set(keys::CHAT_TEMPLATE, Kv::Str(tokenizer.chat_template));
 
+    if !packed {
+        return Ok(());
+    }
     if let Ffn::Moe(m) = &t.ffn {
         for (k, key) in keys::EXPERT_TYPES.iter().enumerate() {
             let types = plan.items.iter().filter_map(|i| match &i.data {
                 Data::Experts(e) => Some(e.types[k] as u32),
-                Data::Matrix(_) => None,
+                Data::Matrix(_) | Data::ExpertPart(..) => None,
             });
             h.set(key, Kv::U32s(types.collect()));
         }
@@ -70,6 +74,21 @@ pub(crate) fn write(h: &mut HeaderBuilder, config: &Config, tokenizer: Tokenizer
     }
     h.set(keys::CRC_TENSORS, Kv::U32s(vec![0; plan.items.len()]));
     Ok(())
+}
+
+/// Tokens that end an answer.
+fn stop(config: &Config, tokenizer: &Tokenizer) -> Result<Kv> {
+    let stop: BTreeSet<u64> =
+        config.generation.eos.iter().copied().chain(config.text.eos).chain(tokenizer.eos).collect();
+    if stop.is_empty() {
+        return Err(Error::input(
+            "tokens that end an answer",
+            "none",
+            "eos_token_id in generation_config.json or config.json, or eos_token in tokenizer_config.json",
+        ));
+    }
+    let stop: Result<Vec<u32>> = stop.into_iter().map(|id| token(id, "eos_token_id", config.text.vocab)).collect();
+    Ok(Kv::U32s(stop?))
 }
 
 fn sampling(h: &mut HeaderBuilder, g: &Generation) {

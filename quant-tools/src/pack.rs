@@ -1,4 +1,4 @@
-//! Packs a checkpoint folder into one model file. Streams: memory use does not depend on the size of the checkpoint.
+//! Writes a checkpoint as one model file. Streams: memory use does not depend on the size of the checkpoint.
 //! Equal weights give equal bytes, whether the experts come fused or one by one.
 
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
     error::{Error, Result},
     metadata,
     output::Partial,
-    plan::{Data, ExpertLayer, Item, Plan, Types},
+    plan::{Data, ExpertLayer, Item, Layout, Plan, Source, Types},
     tokenizer::Tokenizer,
 };
 use forerun_format::{
@@ -35,16 +35,27 @@ pub struct Packed {
 /// # Errors
 /// If the checkpoint is damaged or not supported, there is not enough space, or I/O fails; then `to` is as it was.
 pub fn pack(from: &Path, to: &Path, types: Types, force: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<Packed> {
-    let checkpoint = Checkpoint::open(from)?;
-    let config = Config::load(&checkpoint)?;
-    let tokenizer = Tokenizer::load(&checkpoint, config.text.vocab)?;
-    let plan = Plan::new(&checkpoint, &config, types)?;
+    write(&Checkpoint::open(from)?, Layout::Packed, to, types, force, progress)
+}
+
+/// Writes `checkpoint` in `layout`; else as [`pack`].
+pub(crate) fn write(
+    checkpoint: &Checkpoint,
+    layout: Layout,
+    to: &Path,
+    types: Types,
+    force: bool,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Packed> {
+    let config = Config::load(checkpoint)?;
+    let tokenizer = Tokenizer::load(checkpoint, config.text.vocab)?;
+    let plan = Plan::new(checkpoint, &config, types, layout)?;
     if let [first, ..] = plan.unused.as_slice() {
         log::warn!("{} tensors of the checkpoint are not used by this model ({first}, ...)", plan.unused.len());
     }
 
     let mut header = HeaderBuilder::new();
-    metadata::write(&mut header, &config, tokenizer, &plan)?;
+    metadata::write(&mut header, &config, tokenizer, &plan, layout)?;
     let mut offsets = Vec::with_capacity(plan.items.len());
     for item in &plan.items {
         offsets.push(header.tensor(&item.name, item.block, &item.ne)?);
@@ -56,7 +67,7 @@ pub fn pack(from: &Path, to: &Path, types: Types, force: bool, progress: &mut dy
         .ok_or_else(|| Error::input("the packed file", "a size beyond 64 bits", "a smaller one"))?;
 
     let mut writer = Writer {
-        checkpoint: &checkpoint,
+        checkpoint,
         out: Partial::create(to, force, total)?,
         converter: Converter::default(),
         data_offset,
@@ -67,17 +78,28 @@ pub fn pack(from: &Path, to: &Path, types: Types, force: bool, progress: &mut dy
     let mut expert_crcs = Vec::new();
     for (item, offset) in plan.items.iter().zip(offsets) {
         match &item.data {
-            Data::Matrix(_) => tensor_crcs.push(writer.tensor(item, offset)?),
+            Data::Matrix(source) => {
+                tensor_crcs.push(writer.tensor(item, offset, std::slice::from_ref(source))?);
+            }
+            Data::ExpertPart(layer, k) => {
+                let parts: Vec<_> = (0..layer.experts).map(|e| layer.sources(e)[*k].clone()).collect();
+                tensor_crcs.push(writer.tensor(item, offset, &parts)?);
+            }
             Data::Experts(layer) => {
                 writer.experts(layer, offset, &mut expert_crcs)?;
                 tensor_crcs.push(0);
             }
         }
     }
-    header.set(keys::CRC_TENSORS, Kv::U32s(tensor_crcs));
-    let experts = expert_crcs.len() as u64;
-    if matches!(config.text.ffn, Ffn::Moe(_)) {
-        header.set(keys::CRC_EXPERTS, Kv::U32s(expert_crcs));
+    let experts = match &config.text.ffn {
+        Ffn::Moe(m) => m.experts * config.text.layers,
+        Ffn::Dense(_) => 0,
+    };
+    if layout == Layout::Packed {
+        header.set(keys::CRC_TENSORS, Kv::U32s(tensor_crcs));
+        if experts > 0 {
+            header.set(keys::CRC_EXPERTS, Kv::U32s(expert_crcs));
+        }
     }
     let bytes = header.bytes();
     assert_eq!(bytes.len() as u64, data_offset, "checksums changed the header's length");
@@ -98,20 +120,21 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Writes one tensor and returns its checksum.
-    fn tensor(&mut self, item: &Item, offset: u64) -> Result<u32> {
+    /// Writes one tensor, which is `sources` one after the other, and returns its checksum.
+    fn tensor(&mut self, item: &Item, offset: u64, sources: &[Source]) -> Result<u32> {
         let mut crc = Crc32c::default();
-        let Data::Matrix(source) = &item.data else { return Ok(0) };
         let Self { out, converter, progress, data_offset, total, checkpoint } = self;
         let mut at = *data_offset + offset;
         out.seek(at);
-        converter.run(checkpoint, source, item.block, |bytes| {
-            crc.update(bytes);
-            out.write(bytes)?;
-            at += bytes.len() as u64;
-            progress(at, *total);
-            Ok(())
-        })?;
+        for source in sources {
+            converter.run(checkpoint, source, item.block, |bytes| {
+                crc.update(bytes);
+                out.write(bytes)?;
+                at += bytes.len() as u64;
+                progress(at, *total);
+                Ok(())
+            })?;
+        }
         Ok(crc.finish())
     }
 

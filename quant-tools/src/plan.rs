@@ -20,6 +20,15 @@ pub struct Types {
     pub vision: Option<BlockType>,
 }
 
+/// How the experts lie in the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// One blob for each expert: what forerun reads.
+    Packed,
+    /// Three matrices for each layer: what llama.cpp reads.
+    Plain,
+}
+
 /// Longest row accepted, elements: one row is converted at a time at least.
 const ROW_MAX: u64 = 1 << 22;
 
@@ -119,6 +128,8 @@ impl ExpertLayer {
 pub(crate) enum Data {
     Matrix(Source),
     Experts(ExpertLayer),
+    /// The gate (0), up (1) or down (2) matrices of all experts of a layer, one after the other.
+    ExpertPart(ExpertLayer, usize),
 }
 
 /// One tensor of the packed file.
@@ -153,8 +164,8 @@ impl Plan {
     ///
     /// # Errors
     /// If a tensor is missing, or its shape or type is not as `config` says.
-    pub fn new(checkpoint: &Checkpoint, config: &Config, types: Types) -> Result<Self> {
-        let mut b = Builder { checkpoint, types, items: Vec::new(), used: BTreeSet::new() };
+    pub fn new(checkpoint: &Checkpoint, config: &Config, types: Types, layout: Layout) -> Result<Self> {
+        let mut b = Builder { checkpoint, types, layout, items: Vec::new(), used: BTreeSet::new() };
         let t = &config.text;
         let root = if config.multimodal.is_some() { "model.language_model." } else { "model." };
         for i in 0..t.layers {
@@ -162,7 +173,7 @@ impl Plan {
         }
         b.vector("output_norm.weight", &format!("{root}norm.weight"), t.hidden, Op::AddOne)?;
         let embd = format!("{root}embed_tokens.weight");
-        let tied = t.tied || checkpoint.find("lm_head.weight").is_none();
+        let tied = t.tied || !checkpoint.has("lm_head.weight");
         if tied {
             b.used.insert("lm_head.weight".into());
             b.matrix("token_embd.weight", &embd, t.vocab, t.hidden, Class::Resident)?;
@@ -180,14 +191,14 @@ impl Plan {
                 b.experts(m, t.hidden, format!("{root}layers.{i}.mlp.experts."), i)?;
             }
         }
-        let unused = checkpoint.names().filter(|n| !b.used.contains(*n)).map(str::to_string).collect();
-        Ok(Self { items: b.items, unused })
+        Ok(Self { unused: checkpoint.unused(&b.used), items: b.items })
     }
 }
 
 struct Builder<'a> {
     checkpoint: &'a Checkpoint,
     types: Types,
+    layout: Layout,
     items: Vec<Item>,
     used: BTreeSet<String>,
 }
@@ -195,9 +206,8 @@ struct Builder<'a> {
 impl Builder<'_> {
     /// Checks a tensor of the checkpoint and returns its own element type.
     fn take(&mut self, name: &str, shape: &[u64]) -> Result<BlockType> {
-        let e = self.checkpoint.expect(name, shape)?;
-        let own =
-            e.dtype.block().ok_or_else(|| Error::input(format!("tensor {name}"), &e.dtype, "BF16, F16 or F32"))?;
+        let dtype = self.checkpoint.expect(name, shape)?;
+        let own = dtype.block().ok_or_else(|| Error::input(format!("tensor {name}"), &dtype, "BF16, F16 or F32"))?;
         self.used.insert(name.into());
         if let Some(&cols) = shape.last()
             && cols > ROW_MAX
@@ -383,7 +393,7 @@ impl Builder<'_> {
     }
 
     fn experts(&mut self, m: &Moe, hidden: u64, prefix: String, layer: u64) -> Result<()> {
-        let fused = self.checkpoint.find(&format!("{prefix}gate_up_proj")).is_some();
+        let fused = self.checkpoint.has(&format!("{prefix}gate_up_proj"));
         let (e, i, h) = (m.experts, m.expert_ffn, hidden);
         let cols = [h, h, i];
         let rows = [i, i, h];
@@ -418,9 +428,21 @@ impl Builder<'_> {
         let stride = bytes.and_then(page_up).ok_or_else(|| {
             Error::input(format!("experts of layer {layer}"), "a size beyond 64 bits", "a smaller one")
         })?;
-        let data = Data::Experts(ExpertLayer { prefix, fused, hidden, ffn: i, experts: e, types, stride });
-        let name = format!("blk.{layer}.{}", keys::EXPERTS_PACKED);
-        self.items.push(Item { name, block: BlockType::I8, ne: vec![stride, e], data });
+        let source = ExpertLayer { prefix, fused, hidden, ffn: i, experts: e, types, stride };
+        match self.layout {
+            Layout::Packed => {
+                let name = format!("blk.{layer}.{}", keys::EXPERTS_PACKED);
+                let data = Data::Experts(source);
+                self.items.push(Item { name, block: BlockType::I8, ne: vec![stride, e], data });
+            }
+            Layout::Plain => {
+                for (k, part) in ["gate", "up", "down"].into_iter().enumerate() {
+                    let name = format!("blk.{layer}.ffn_{part}_exps.weight");
+                    let data = Data::ExpertPart(source.clone(), k);
+                    self.items.push(Item { name, block: types[k], ne: vec![cols[k], rows[k], e], data });
+                }
+            }
+        }
         Ok(())
     }
 }
