@@ -200,7 +200,11 @@ fn choose(key: u64, i: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{convert::Converter, plan::Heads};
+    use crate::{
+        config::Config,
+        convert::Converter,
+        plan::{Data, Heads, Plan},
+    };
 
     /// Rows of `source` by the general path: read, permute, quantize.
     fn by_rows(checkpoint: &Checkpoint, source: &Source, block: BlockType) -> Vec<u8> {
@@ -221,7 +225,7 @@ mod tests {
     fn copied_blocks_are_what_quantizing_the_rows_gives() {
         let checkpoint = Checkpoint::Synthetic(Synthetic::new(3, BTreeMap::new()));
         let heads = Some(Heads { start: 2, unit: 2, key_heads: 2, ratio: 2 });
-        for (block, row_heads) in [(BlockType::Q4_K, None), (BlockType::Q8_0, heads), (BlockType::BF16, None)] {
+        for (block, row_heads) in [(BlockType::Q4K, None), (BlockType::Q8_0, heads), (BlockType::BF16, None)] {
             let source = Source {
                 name: "model.language_model.layers.0.x.weight".into(),
                 first_row: 5,
@@ -267,5 +271,30 @@ mod tests {
             assert!((found - mean).abs() < tolerance, "{}: mean {found}", source.name);
             assert!((spread - deviation).abs() < tolerance, "{}: deviation {spread}", source.name);
         }
+    }
+
+    /// Weights of a model.
+    fn weights(shape: Shape, vision: bool) -> u64 {
+        let checkpoint = Checkpoint::Synthetic(Synthetic::new(0, files::files(shape, shape.layers(), vision)));
+        let config = Config::load(&checkpoint).unwrap();
+        let types = Types { experts: BlockType::BF16, resident: BlockType::BF16, vision: None };
+        let plan = Plan::new(&checkpoint, &config, types, Layout::Packed).unwrap();
+        let count = |data: &Data| match data {
+            Data::Matrix(s) => s.rows * s.cols,
+            Data::Experts(layer) => (0..layer.experts).flat_map(|e| layer.sources(e)).map(|s| s.rows * s.cols).sum(),
+            Data::ExpertPart(..) => unreachable!("only in the plain layout"),
+        };
+        plan.items.iter().map(|i| count(&i.data)).sum()
+    }
+
+    #[test]
+    fn true_shapes_have_the_published_number_of_weights() {
+        assert_eq!(weights(Shape::Moe35b, true), 35_212_875_824);
+        // Qwen 3.5 0.8B without its vision tower: 24 layers of width 1024 and one embedding, by hand.
+        let mlp = 3 * 3584 * 1024;
+        let full = (4096 + 512 + 512 + 2048) * 1024 + 2 * 256;
+        let linear = (6144 + 2048 + 16 + 16 + 2048) * 1024 + 6144 * 4 + 2 * 16 + 128;
+        let want = 248_144 * 1024 + 1024 + 24 * (2 * 1024 + mlp) + 6 * full + 18 * linear;
+        assert_eq!(weights(Shape::Dense1b, false), want);
     }
 }
