@@ -25,3 +25,4 @@ pub fn page_up(bytes: u64) -> Option<u64> {
 }
 
 const _: () = assert!(cfg!(target_endian = "little"), "GGUF data is little endian and read in place");
+const _: () = assert!(cfg!(target_pointer_width = "64"), "sizes of files and plans are checked to fit 64 bits");
