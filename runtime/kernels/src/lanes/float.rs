@@ -94,35 +94,37 @@ unsafe fn tile<I: Isa, L: Load, const R: usize, const C: usize>(
     let full = n / 16 * 16;
     // SAFETY: r < R, c < C and j + 16 <= n, so every load stays inside w and x, checked above.
     unsafe {
+        // Plain loops: a closure here would be a function of its own, without the instructions its caller has.
         let mut acc = [[I::zero(); C]; R];
-        let mut step = |w: &dyn Fn(usize) -> I::F, x: &dyn Fn(usize) -> I::F| {
-            let columns: [I::F; C] = core::array::from_fn(x);
-            for (r, acc) in acc.iter_mut().enumerate() {
-                let row = w(r);
-                for c in 0..C {
-                    acc[c] = I::fma(row, columns[c], acc[c]);
-                }
-            }
-        };
+        let mut columns = [I::zero(); C];
         let mut j = 0;
         while j < full {
-            step(&|r| L::load::<I>(w.as_ptr().add(r * n + j)), &|c| I::load(x.as_ptr().add(c * n + j)));
+            for c in 0..C {
+                columns[c] = I::load(x.as_ptr().add(c * n + j));
+            }
+            for r in 0..R {
+                let row = L::load::<I>(w.as_ptr().add(r * n + j));
+                for c in 0..C {
+                    acc[r][c] = I::fma(row, columns[c], acc[r][c]);
+                }
+            }
             j += 16;
         }
         if full < n {
-            // The rest of each row, filled up with zeros.
-            step(
-                &|r| {
-                    let mut rest = [L::T::default(); 16];
-                    rest[..n - full].copy_from_slice(&w[r * n + full..][..n - full]);
-                    L::load::<I>(rest.as_ptr())
-                },
-                &|c| {
-                    let mut rest = [0f32; 16];
-                    rest[..n - full].copy_from_slice(&x[c * n + full..][..n - full]);
-                    I::load(rest.as_ptr())
-                },
-            );
+            // The rest of each row and column, filled up with zeros.
+            for c in 0..C {
+                let mut rest = [0f32; 16];
+                rest[..n - full].copy_from_slice(&x[c * n + full..][..n - full]);
+                columns[c] = I::load(rest.as_ptr());
+            }
+            for r in 0..R {
+                let mut rest = [L::T::default(); 16];
+                rest[..n - full].copy_from_slice(&w[r * n + full..][..n - full]);
+                let row = L::load::<I>(rest.as_ptr());
+                for c in 0..C {
+                    acc[r][c] = I::fma(row, columns[c], acc[r][c]);
+                }
+            }
         }
         for r in 0..R {
             for c in 0..C {
