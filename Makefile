@@ -6,24 +6,26 @@ HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 RUSTFLAGS_HOST = CARGO_TARGET_$(shell echo $(HOST) | tr 'a-z-' 'A-Z_')_RUSTFLAGS
 OUT = target/$(HOST)/release
 
-.PHONY: demo build board test test-arm lint clean deps deps-lint deps-board deps-arm
+.PHONY: demo build static board test test-arm lint clean deps deps-lint deps-board deps-arm
 
 # Each recipe that needs the toolchain runs make again after deps, so that HOST is that of a rustc just installed.
-demo: deps
-	@$(MAKE) --no-print-directory build
+demo: build
 	target/bin/forerun demo
 
+build: deps
+	@$(MAKE) --no-print-directory static
+
 # Static: --target keeps the flag away from procedural macros, which must be dynamic.
-build:
+static:
 	$(RUSTFLAGS_HOST)="-C target-feature=+crt-static" cargo build --release --locked --target $(HOST) --bin forerun --bin forerun-quant
 	@mkdir -p target/bin
 	@cp $(OUT)/forerun $(OUT)/forerun-quant target/bin/
 	@ls -l target/bin
 
 test: deps
-	cargo test --workspace --locked
 	cargo build --locked --manifest-path tests/nostd/Cargo.toml --target-dir target/nostd
-	@$(MAKE) --no-print-directory build
+	cargo test --workspace --locked
+	@$(MAKE) --no-print-directory static
 	tests/release.sh target/bin
 
 board: deps deps-board

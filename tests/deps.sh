@@ -11,7 +11,8 @@ need() { # command, package
 
 need cc gcc
 [ -e /usr/include/stdlib.h ] || want="$want libc6-dev"
-minor=$( (rustc --version 2>/dev/null || true) | sed -n 's/^rustc 1\.\([0-9]*\).*/\1/p')
+rust_minor() { (rustc --version 2>/dev/null || true) | sed -n 's/^rustc 1\.\([0-9]*\).*/\1/p'; }
+minor=$(rust_minor)
 if [ "${minor:-0}" -lt "$msrv" ] || ! command -v cargo >/dev/null 2>&1; then
     # Debian 12 carries a current toolchain under these names.
     want="$want rustc-web cargo-web"
@@ -35,6 +36,7 @@ if [ "$mode" = board ] || [ "$mode" = arm ]; then
     [ "$mode" = board ] || need qemu-aarch64-static qemu-user-static
 fi
 [ -n "$want" ] || exit 0
+[ -e /etc/ssl/certs/ca-certificates.crt ] || want="$want ca-certificates"
 
 if ! command -v apt-get >/dev/null 2>&1; then
     echo "missing:$want. This script knows Debian's packages only: install a C compiler and Rust 1.$msrv or newer." >&2
@@ -43,8 +45,16 @@ fi
 sudo=""
 [ "$(id -u)" = 0 ] || sudo="sudo"
 echo "installing from Debian:$want"
-export DEBIAN_FRONTEND=noninteractive
+[ -z "${foreign:-}" ] || echo "adding the architecture $foreign to dpkg, since the standard library for boards is in it"
 [ -z "${foreign:-}" ] || $sudo dpkg --add-architecture "$foreign"
 $sudo apt-get update -q
 # shellcheck disable=SC2086 # a list of names
-$sudo apt-get install -q -y --no-install-recommends $want ca-certificates
+$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $want
+
+hash -r
+minor=$(rust_minor)
+if [ "${minor:-0}" -lt "$msrv" ]; then
+    echo "rustc is $(rustc --version 2>/dev/null || echo missing) at $(command -v rustc || echo no path), expected 1.$msrv or newer:" \
+        "Debian 12 has it in bookworm-security (add that to its sources); with rustup, run 'rustup update'" >&2
+    exit 1
+fi

@@ -32,8 +32,9 @@ Examples:
   forerun-quant pack --from MiniCPM-V-4.7 --to small.gguf --type q8_0 --type experts=q4_0
   forerun-quant pack --from MiniCPM-V-4.7 --to exact.gguf --type bf16
 
-Bits per weight: f32 32, bf16 16, f16 16, q8_0 8.5, q4_0 4.5. Norms, routers and the patch embedding keep full
-precision, and so does a matrix whose rows are not whole blocks of the type.
+Bits per weight: f32 32, bf16 16, f16 16, q8_0 8.5, q6_k 6.6, q5_k 5.5, q5_0 5.5, q4_k 4.5, q4_0 4.5, iq4_nl 4.5,
+iq4_xs 4.25, mxfp4 4.25, q3_k 3.4, q2_k 2.6. Norms, routers and the patch embedding keep full precision. A matrix whose
+rows are not whole blocks of the type keeps it too, or is q8_0 where the type's blocks hold 256 weights.
 
 The file is written as FILE.partial and gets its name when it is complete. Memory use stays below 1 GiB whatever the
 size of the checkpoint. Equal weights give equal bytes.
@@ -68,7 +69,8 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         to: PathBuf,
         /// Element type of the weights: T for all, or experts=T, resident=T (text without experts), vision=T. May be
-        /// given more than once; later ones win [T: f32, bf16, f16, q8_0, q4_0] [default: q8_0]
+        /// given more than once; later ones win [T: f32, bf16, f16, q8_0, q6_k, q5_k, q5_0, q4_k, q4_0,
+        /// iq4_nl, iq4_xs, mxfp4, q3_k, q2_k] [default: q8_0]
         #[arg(long = "type", value_name = "T", value_parser = parse_type)]
         types: Vec<TypeArg>,
         /// Replace FILE if it exists

@@ -18,7 +18,7 @@ Exit codes:
 
 Environment:
   FORERUN_MODEL    model file, where --model is not given
-  FORERUN_KERNELS  force a kernel variant (scalar)
+  FORERUN_KERNELS  force a kernel variant: scalar, avx2, avx512vnni; neon, dotprod, i8mm on Arm
   RUST_LOG         log level: error, warn (default), info, debug";
 
 /// Runs MiniCPM-V 4.7 on small boards: experts stay on storage and are read ahead of need.

@@ -9,12 +9,14 @@ use forerun_engine::{Engine, Input, NoObserver};
 use serde_json::json;
 use std::time::Instant;
 
-/// Bytes that the memory reference reads: far more than any cache holds.
-const REFERENCE_BYTES: usize = 512 << 20;
+/// Bytes that the memory reference reads, at most: far more than any cache holds.
+const REFERENCE_BYTES_MAX: u64 = 512 << 20;
 
-/// Bytes per second that `threads` threads read from memory together: the best of five passes over one buffer.
-fn memory_bytes_per_s(threads: usize) -> f64 {
-    let words = REFERENCE_BYTES / 8;
+/// Bytes per second that `threads` threads read from memory together: the best of five passes over one buffer, which takes
+/// no more than half of the cap and is gone before the engine's memory is taken.
+fn memory_bytes_per_s(threads: usize, cap_bytes: Option<u64>) -> f64 {
+    let bytes = cap_bytes.map_or(REFERENCE_BYTES_MAX, |cap| (cap / 2).clamp(1 << 20, REFERENCE_BYTES_MAX)) as usize;
+    let words = bytes / 8;
     let buffer: Vec<u64> = (0..words as u64).collect();
     let mut best = 0f64;
     for _ in 0..5 {
@@ -34,7 +36,7 @@ fn memory_bytes_per_s(threads: usize) -> f64 {
             parts.into_iter().fold(0u64, |a, t| a.wrapping_add(t.join().unwrap_or(0)))
         });
         std::hint::black_box(sum);
-        best = best.max(REFERENCE_BYTES as f64 / start.elapsed().as_secs_f64());
+        best = best.max(bytes as f64 / start.elapsed().as_secs_f64());
     }
     best
 }
@@ -82,7 +84,7 @@ pub fn run(args: &BenchArgs) -> Result<(), AppError> {
     if args.resident && setup.options.slots_max.is_none() {
         setup.options.slots_max = Some(usize::MAX);
     }
-    let memory = memory_bytes_per_s(setup.threads);
+    let memory = memory_bytes_per_s(setup.threads, setup.options.cap_bytes);
     let ids = tokens(args.prefill + args.decode, model.config.text.vocab);
     model.with_engine(
         &setup,

@@ -94,7 +94,7 @@ pub fn headline(facts: &Facts) -> String {
         s += &format!(" since io_uring is not available ({why})");
     }
     if p.experts > 0 {
-        s += &format!(", {} of {} experts fit in memory", p.slots, p.experts);
+        s += &format!(", {} of {} experts kept in memory", p.slots, p.experts);
     }
     s + &format!(", {:.1} MiB in all, ready in {:.0} ms", mib(p.total_bytes()), facts.load_ms)
 }
