@@ -37,10 +37,6 @@ pub fn run(args: &SpeedArgs) -> Result<(), Error> {
     let w = &args.work;
     for n in 0..args.turns {
         let mut llama = Command::new(std::env::current_exe()?);
-        // Threads that wait in a spin lose whole time slices to any neighbour; the user's choice stands.
-        if std::env::var_os("OMP_WAIT_POLICY").is_none() {
-            llama.env("OMP_WAIT_POLICY", "passive");
-        }
         let said = turn(llama.arg("llama").arg("--plain").arg(&args.files.plain), w, &mut theirs)?;
         if n == 0 {
             // Which code llama.cpp chose shows in the names of its weight buffers.
