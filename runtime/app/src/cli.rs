@@ -64,9 +64,9 @@ pub struct EngineArgs {
     /// Most memory to use in all, such as 3G or 512M [default: 80 % of what is free]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub memory: Option<u64>,
-    /// Tokens that fit: prompt, pictures and answer
-    #[arg(long, value_name = "TOKENS", default_value_t = 4096)]
-    pub context: usize,
+    /// Tokens that fit: prompt, pictures and answer [default: 4096, or what the model takes]
+    #[arg(long, value_name = "TOKENS")]
+    pub context: Option<usize>,
     /// Tokens computed together while reading the prompt: each expert is read once for all of them
     #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub chunk: u16,
@@ -199,9 +199,9 @@ pub struct VerifyArgs {
     /// Tokens to generate in each run
     #[arg(long, value_name = "TOKENS", default_value_t = 16)]
     pub tokens: usize,
-    /// Tokens that fit
-    #[arg(long, value_name = "TOKENS", default_value_t = 1024)]
-    pub context: usize,
+    /// Tokens that fit [default: 1024, or what the model takes]
+    #[arg(long, value_name = "TOKENS")]
+    pub context: Option<usize>,
     /// Break something on purpose, to see that verify notices
     #[arg(long, value_name = "FAULT")]
     pub inject: Option<Fault>,

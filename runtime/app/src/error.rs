@@ -12,6 +12,8 @@ use crate::template::TemplateError;
 pub mod exit {
     /// Storage or operating system.
     pub const SYSTEM: u8 = 1;
+    /// Wrong command line; the one that clap uses.
+    pub const USAGE: u8 = 2;
     /// Bad input: model file, picture, prompt.
     pub const INPUT: u8 = 3;
     /// It does not fit: memory cap, context.
@@ -105,6 +107,9 @@ pub enum AppError {
     /// Standard output cannot be written.
     #[error("standard output: {0}")]
     Output(std::io::Error),
+    /// The command line lacks something.
+    #[error("{0}")]
+    Usage(String),
     /// Something given by the user is unusable in a way the command line could not see.
     #[error("{0}")]
     Input(String),
@@ -122,6 +127,7 @@ impl AppError {
             Self::Engine(EngineError::ContextFull { .. }) => exit::DOES_NOT_FIT,
             Self::Engine(EngineError::Expert { .. } | EngineError::Embedding { .. }) => exit::SYSTEM,
             Self::Plan(_) | Self::TextTooLong { .. } => exit::DOES_NOT_FIT,
+            Self::Usage(_) => exit::USAGE,
             Self::Check(_) => exit::CHECK,
             _ => exit::INPUT,
         }

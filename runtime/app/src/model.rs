@@ -94,8 +94,8 @@ pub struct Facts {
 pub fn model_path(args: &ModelArgs) -> Result<PathBuf, AppError> {
     args.model
         .clone()
-        .or_else(|| std::env::var_os("FORERUN_MODEL").map(PathBuf::from))
-        .ok_or_else(|| AppError::Input("no model: give --model FILE or set FORERUN_MODEL".into()))
+        .or_else(|| std::env::var_os("FORERUN_MODEL").filter(|path| !path.is_empty()).map(PathBuf::from))
+        .ok_or_else(|| AppError::Usage("no model: give --model FILE or set FORERUN_MODEL".into()))
 }
 
 /// The kernels for this CPU, or those that `FORERUN_KERNELS` names.
@@ -146,7 +146,10 @@ impl Model {
         let wrong = |error| AppError::Model { path: path.into(), error };
         // Before the open, which would wait for ever on a FIFO.
         if !path.metadata().map_err(at)?.is_file() {
-            return Err(AppError::Input(format!("{}: not a regular file: give a model file", path.display())));
+            return Err(AppError::Input(format!(
+                "{}: not a regular file: give a model file, which 'forerun-quant pack' makes of a checkpoint folder",
+                path.display()
+            )));
         }
         let mut file = std::fs::File::open(path).map_err(at)?;
         let file_bytes = file.metadata().map_err(at)?.len();
@@ -207,9 +210,14 @@ impl Model {
         })
     }
 
+    /// Tokens asked for, which the plan refuses if they are too many; else `usual`, or what the model takes.
+    pub fn context(&self, asked: Option<usize>, usual: usize) -> usize {
+        asked.unwrap_or(usual.min(self.config.text.context_max))
+    }
+
     /// Settings for `args`, with room for pictures if there is any.
     pub fn setup(&self, args: &EngineArgs, vision: Option<VisionOptions>) -> Setup {
-        let context = args.context.min(self.config.text.context_max);
+        let context = self.context(args.context, 4096);
         let options = Options {
             context,
             chunk: args.chunk.into(),

@@ -6,7 +6,7 @@ use crate::model::{Model, text_bytes_max};
 use crate::prompt::{Visual, VisualGrid};
 use crate::template::Conversation;
 use crate::tokenizer::Stream;
-use forerun_camera::picture::{Limits, Rgb};
+use forerun_camera::picture::{Limits, PictureError, Rgb, dimensions};
 use forerun_camera::resize::crops;
 use forerun_engine::ports::Storage;
 use forerun_engine::sampler::{Sampler, Sampling};
@@ -143,6 +143,24 @@ impl<'m> Session<'m> {
     pub fn new(model: &'m Model, look: Look, system: Option<&str>) -> Self {
         let messages = system.map(|s| json!({"role": "system", "content": s})).into_iter().collect();
         Self { model, look, messages, pictures: Vec::new() }
+    }
+
+    /// `(width, height)` of the picture `path`, if it is one that can be shown as far as its header tells.
+    ///
+    /// # Errors
+    /// If it cannot be read, is no picture, too large or too narrow.
+    pub fn check_picture(&self, path: &Path) -> Result<(u32, u32), AppError> {
+        let params = self.model.slicing(&self.look)?;
+        let bytes = read_picture(path, self.look.file_bytes_max)?;
+        let wrong = |error| AppError::Picture { path: path.into(), error };
+        let (width, height) = dimensions(&bytes).map_err(wrong)?;
+        let pixels_max = self.look.pixels_max;
+        if u64::from(width) * u64::from(height) > pixels_max {
+            return Err(wrong(PictureError::Large { width, height, pixels_max }));
+        }
+        plan(width, height, &params, self.look.detail)
+            .map_err(|error| AppError::Slicing { path: path.into(), error })?;
+        Ok((width, height))
     }
 
     /// Shows a picture to the vision tower.

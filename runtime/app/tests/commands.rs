@@ -222,8 +222,10 @@ fn a_chat_sees_pictures_and_survives_mistakes() {
     );
     let o = chat(&lines, "");
     let answers: Vec<_> = o.success().stdout.lines().collect();
-    assert_eq!((answers.len(), answers[0], answers[2]), (3, "The door is open.", "3 plus 5 is 8."), "{o:?}");
+    // A picture that cannot be shown is refused at once, and the question after it is answered without it.
+    assert_eq!((answers.len(), answers[0], answers[4]), (5, "The door is open.", "3 plus 5 is 8."), "{o:?}");
     for words in [
+        "scene_083.png, 112 x 112 pixels, comes with the next message",
         "/nonsense is not a command",
         "/image needs a path",
         "/does/not/exist.png",
@@ -232,6 +234,14 @@ fn a_chat_sees_pictures_and_survives_mistakes() {
     ] {
         assert_eq!(o.stderr.matches(words).count(), 1, "{words:?}: {o:?}");
     }
+}
+
+#[test]
+fn a_picture_waits_until_a_message_is_answered() {
+    let lines = format!("/image \"{}\"\n<|im_end|>\nIs the door open?\n", tests("demo/scene_083.png").display());
+    let o = chat(&lines, "");
+    assert_eq!(o.success().stdout, "The door is open.\n", "{o:?}");
+    assert_eq!(o.stderr.matches("27 prompt tokens").count(), 1, "the picture's tokens are there: {o:?}");
 }
 
 #[test]
@@ -321,5 +331,8 @@ fn kernels_can_be_forced() {
 fn the_model_may_come_from_the_environment() {
     let o = finish(forerun().args(["plan"]).env("FORERUN_MODEL", tiny_dense()));
     assert!(o.success().stdout.contains("memory plan"), "{o:?}");
-    run("plan", &[]).refused(3, &["--model FILE", "FORERUN_MODEL"]);
+    run("plan", &[]).refused(2, &["--model FILE", "FORERUN_MODEL"]);
+    finish(forerun().args(["plan"]).env("FORERUN_MODEL", "")).refused(2, &["--model FILE"]);
+    run("plan --context 8193", &[&"--model", &tiny_moe()])
+        .refused(4, &["a context of 8193 tokens: expected 1 to 8192"]);
 }

@@ -59,6 +59,9 @@ pub fn run(args: &ChatArgs) -> Result<(), AppError> {
                 let whole = read_line(&mut lines, &mut line);
                 let whole = whole.map_err(|error| AppError::System { what: "standard input", error })?;
                 if line.is_empty() {
+                    if prompt {
+                        note(format_args!(""));
+                    }
                     break;
                 }
                 let line = match (whole, str::from_utf8(&line)) {
@@ -80,9 +83,22 @@ pub fn run(args: &ChatArgs) -> Result<(), AppError> {
                         session.messages.truncate(first);
                         session.pictures.clear();
                         waiting.clear();
+                        note(format_args!("forgotten"));
                     }
                     ("/image", "") => note(format_args!("/image needs a path")),
-                    ("/image", path) => waiting.push(path.into()),
+                    ("/image", path) => {
+                        // As a shell or a file manager may have quoted it.
+                        let bare = ['"', '\''].iter().find_map(|&q| path.strip_prefix(q)?.strip_suffix(q));
+                        let path = PathBuf::from(bare.unwrap_or(path));
+                        match session.check_picture(&path) {
+                            Ok((width, height)) => {
+                                let shown = path.display();
+                                note(format_args!("{shown}, {width} x {height} pixels, comes with the next message"));
+                                waiting.push(path);
+                            }
+                            Err(e) => note(format_args!("{e}")),
+                        }
+                    }
                     (c, _) if c.starts_with('/') => note(format_args!("{c} is not a command; /help lists them")),
                     _ => {
                         let (messages, pictures) = (session.messages.len(), session.pictures.len());
@@ -100,7 +116,11 @@ pub fn run(args: &ChatArgs) -> Result<(), AppError> {
                                 // The message that failed is taken back; what was said before stands.
                                 note(format_args!("{e}"));
                                 session.messages.truncate(messages);
-                                session.pictures.truncate(pictures);
+                                let shown = session.pictures.split_off(pictures);
+                                // The next try shows them again, unless they are what is wrong.
+                                if !matches!(e, AppError::Picture { .. } | AppError::File { .. }) {
+                                    waiting = shown;
+                                }
                             }
                         }
                     }

@@ -134,7 +134,7 @@ pub fn run(args: &VerifyArgs) -> Result<(), AppError> {
             checksums: args.inject != Some(Fault::FlipByte),
             sum_order: if args.inject == Some(Fault::ArrivalOrder) { SumOrder::Arrival } else { SumOrder::Router },
         };
-        let context = args.context.min(model.config.text.context_max);
+        let context = model.context(args.context, 1024);
         let options = Options {
             context,
             chunk: cell.chunk,
