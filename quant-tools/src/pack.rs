@@ -54,6 +54,11 @@ pub(crate) fn write(
         log::warn!("{} tensors of the checkpoint are not used by this model ({first}, ...)", plan.unused.len());
     }
 
+    for (want, block, n) in &plan.misfits {
+        let (want, block, elems) = (want.name(), block.name(), want.block_elems());
+        log::info!("{n} matrices are {block}, not {want}: their rows are no multiple of {elems}");
+    }
+
     let mut header = HeaderBuilder::new();
     metadata::write(&mut header, &config, tokenizer, &plan, layout)?;
     let mut offsets = Vec::with_capacity(plan.items.len());

@@ -157,6 +157,8 @@ pub(crate) struct Plan {
     pub items: Vec<Item>,
     /// Tensors of the checkpoint that nothing reads.
     pub unused: Vec<String>,
+    /// Type asked for, type given since rows are not whole blocks of it, and how many matrices that befell.
+    pub misfits: Vec<(BlockType, BlockType, u64)>,
 }
 
 impl Plan {
@@ -165,7 +167,8 @@ impl Plan {
     /// # Errors
     /// If a tensor is missing, or its shape or type is not as `config` says.
     pub fn new(checkpoint: &Checkpoint, config: &Config, types: Types, layout: Layout) -> Result<Self> {
-        let mut b = Builder { checkpoint, types, layout, items: Vec::new(), used: BTreeSet::new() };
+        let mut b =
+            Builder { checkpoint, types, layout, items: Vec::new(), used: BTreeSet::new(), misfits: Vec::new() };
         let t = &config.text;
         let root = if config.multimodal.is_some() { "model.language_model." } else { "model." };
         for i in 0..t.layers {
@@ -191,7 +194,7 @@ impl Plan {
                 b.experts(m, t.hidden, format!("{root}layers.{i}.mlp.experts."), i)?;
             }
         }
-        Ok(Self { unused: checkpoint.unused(&b.used), items: b.items })
+        Ok(Self { unused: checkpoint.unused(&b.used), items: b.items, misfits: b.misfits })
     }
 }
 
@@ -201,6 +204,7 @@ struct Builder<'a> {
     layout: Layout,
     items: Vec<Item>,
     used: BTreeSet<String>,
+    misfits: Vec<(BlockType, BlockType, u64)>,
 }
 
 impl Builder<'_> {
@@ -257,7 +261,7 @@ impl Builder<'_> {
             Class::Resident => self.types.resident,
             Class::Vision => self.types.vision.unwrap_or(self.types.resident),
         };
-        let block = fit(want, own, cols);
+        let block = self.fit(want, own, cols, 1);
         let source = Source { name: from.into(), first_row: 0, rows, cols, op: Op::Copy, row_heads, col_heads };
         self.push(name, block, vec![cols, rows], source);
         Ok(())
@@ -419,7 +423,7 @@ impl Builder<'_> {
             }
             own
         };
-        let types: [BlockType; 3] = std::array::from_fn(|k| fit(self.types.experts, own[k], cols[k]));
+        let types: [BlockType; 3] = std::array::from_fn(|k| self.fit(self.types.experts, own[k], cols[k], e));
         let mut bytes = Some(0u64);
         for k in 0..3 {
             let matrix = types[k].row_bytes(cols[k])?.checked_mul(rows[k]);
@@ -445,11 +449,19 @@ impl Builder<'_> {
         }
         Ok(())
     }
-}
 
-/// `want`, or `own` where rows of `cols` elements are not whole blocks of it.
-fn fit(want: BlockType, own: BlockType, cols: u64) -> BlockType {
-    let fits = |b: BlockType| cols.is_multiple_of(b.block_elems() as u64);
-    // Rows too short for blocks of 256 often hold blocks of 32.
-    [want, BlockType::Q8_0].into_iter().find(|&b| fits(b) && (b == want || want.block_elems() > 32)).unwrap_or(own)
+    /// `want`, or `own` where rows of `cols` elements are not whole blocks of it, for `count` matrices.
+    fn fit(&mut self, want: BlockType, own: BlockType, cols: u64, count: u64) -> BlockType {
+        let fits = |b: BlockType| cols.is_multiple_of(b.block_elems() as u64);
+        if fits(want) {
+            return want;
+        }
+        // Rows too short for blocks of 256 often hold blocks of 32.
+        let block = if want.block_elems() > 32 && fits(BlockType::Q8_0) { BlockType::Q8_0 } else { own };
+        match self.misfits.iter_mut().find(|(w, b, _)| (*w, *b) == (want, block)) {
+            Some((_, _, n)) => *n += count,
+            None => self.misfits.push((want, block, count)),
+        }
+        block
+    }
 }

@@ -38,3 +38,14 @@ fn fused_and_single_experts_pack_to_the_same_file() {
         assert_eq!(single == bundled, block == BlockType::BF16, "{}", block.name());
     }
 }
+
+/// Rows of this model have 128 elements at most where they are not 256: too few for blocks of 256, enough for q8_0.
+#[test]
+fn rows_too_short_for_a_type_are_q8_0() {
+    let packed = Model::from_bytes(Packed::new("tiny-moe", Experts::Single, all(BlockType::Q4K)).bytes());
+    let header = packed.header();
+    let type_of = |name: &str| header.tensor(name).and_then(|t| t.block_type().ok());
+    assert_eq!(type_of("blk.0.attn_qkv.weight"), Some(BlockType::Q8_0), "rows of 128");
+    assert_eq!(type_of("v.blk.0.ffn_down.weight"), Some(BlockType::Q4K), "rows of 256");
+    assert_eq!(packed.config.text.moe().map(|m| m.types[0]), Some([BlockType::Q8_0; 3]), "rows of 128 and 32");
+}
