@@ -198,8 +198,8 @@ pub struct Engine<'a, S: Storage> {
     pub(crate) resident: &'a [u8],
     pub(crate) exec: Exec<'a>,
     pub(crate) state: State<'a>,
-    pub(crate) moe: Option<Moe<'a, S>>,
-    storage: Option<S>,
+    pub(crate) moe: Option<Moe<'a>>,
+    storage: S,
     text_sizes: TextSizes,
     row: Vec<u8>,
     pub(crate) kv_type: KvType,
@@ -236,13 +236,10 @@ impl<'a, S: Storage> Engine<'a, S> {
         assert_eq!(resident.len(), weights.resident_bytes, "resident region");
         assert!(block.len() >= plan.block_elems(), "block of the plan");
         assert!(storage.slots() >= plan.slots && storage.slot_bytes() >= plan.slot_bytes, "slots of the plan");
-        let (moe, storage) = match config.text.moe() {
-            None => (None, Some(storage)),
-            Some(_) => {
-                let cache = ExpertCache::new(plan.slots, plan.experts);
-                (Some(Moe::new(config, weights, storage, cache, clock, tuning, plan.options.chunk)), None)
-            }
-        };
+        let moe = config.text.moe().map(|_| {
+            let cache = ExpertCache::new(plan.slots, plan.experts);
+            Moe::new(config, weights, storage.depth_max(), cache, clock, tuning, plan.options.chunk)
+        });
         let (embedding, _) = weights.embedding;
         let mut e = Self {
             config,
@@ -272,7 +269,7 @@ impl<'a, S: Storage> Engine<'a, S> {
     /// # Errors
     /// If one cannot be read or differs from its checksum.
     pub fn preload(&mut self) -> Result<(), EngineError> {
-        self.moe.as_mut().map_or(Ok(()), Moe::preload)
+        self.moe.as_mut().map_or(Ok(()), |m| m.preload(&mut self.storage))
     }
 
     /// Forgets all tokens and visual features. Experts stay in their slots.
@@ -281,7 +278,7 @@ impl<'a, S: Storage> Engine<'a, S> {
         self.state.conv.fill(0.0);
         (self.len, self.features, self.features_used) = (0, 0, 0);
         if let Some(m) = &mut self.moe {
-            m.abandon();
+            m.abandon(&mut self.storage);
         }
     }
 
@@ -381,7 +378,7 @@ impl<'a, S: Storage> Engine<'a, S> {
             match (&layer.ffn, &mut self.moe) {
                 (crate::weights::FfnWeights::Dense(w), _) => text::dense(&self.exec, self.resident, w, n, s),
                 (crate::weights::FfnWeights::Moe { .. }, Some(moe)) => {
-                    moe.layer(&self.exec, self.resident, l, self.len, n, s, observer)?;
+                    moe.layer(&self.exec, self.resident, &mut self.storage, l, self.len, n, s, observer)?;
                 }
                 // `new` makes a mixture for every configuration that has one.
                 (crate::weights::FfnWeights::Moe { .. }, None) => unreachable!("experts without a mixture"),
@@ -428,12 +425,8 @@ impl<'a, S: Storage> Engine<'a, S> {
             match inside.and_then(|a| self.resident.get(a..a + self.row.len())) {
                 Some(row) => dequantize_row(block, row, x),
                 None => {
-                    let storage = match (&mut self.moe, &mut self.storage) {
-                        (Some(m), _) => &mut m.storage,
-                        (None, Some(s)) => s,
-                        (None, None) => unreachable!("an engine owns its storage"),
-                    };
-                    storage.read_at(at, &mut self.row).map_err(|error| EngineError::Embedding { token: id, error })?;
+                    let read = self.storage.read_at(at, &mut self.row);
+                    read.map_err(|error| EngineError::Embedding { token: id, error })?;
                     dequantize_row(block, &self.row, x);
                 }
             }

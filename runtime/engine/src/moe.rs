@@ -25,10 +25,9 @@ pub enum SumOrder {
 }
 
 /// Experts, slots and the books of one step. Nothing here grows after it is made.
-pub(crate) struct Moe<'a, S: Storage> {
+pub(crate) struct Moe<'a> {
     config: &'a Config,
     weights: &'a Weights,
-    pub storage: S,
     cache: ExpertCache,
     clock: &'a dyn Clock,
     tuning: Tuning,
@@ -62,11 +61,11 @@ pub(crate) fn heap_bytes(layers: usize, experts: usize, top_k: usize, chunk: usi
     layers * (experts * 2 + size_of::<[Matrix; 3]>()) + chunk * top_k * 10 + experts * 8
 }
 
-impl<'a, S: Storage> Moe<'a, S> {
+impl<'a> Moe<'a> {
     pub fn new(
         config: &'a Config,
         weights: &'a Weights,
-        storage: S,
+        depth_max: usize,
         cache: ExpertCache,
         clock: &'a dyn Clock,
         tuning: Tuning,
@@ -95,15 +94,14 @@ impl<'a, S: Storage> Moe<'a, S> {
             ready: Vec::with_capacity(experts),
             missing: Vec::with_capacity(experts),
             asked: 0,
-            batch: Vec::with_capacity(storage.depth_max()),
-            storage,
+            batch: Vec::with_capacity(depth_max),
         }
     }
 
     /// Drops whatever is under way, after an error or before a new conversation.
-    pub fn abandon(&mut self) {
+    pub fn abandon(&mut self, storage: &mut impl Storage) {
         while self.in_flight > 0 {
-            let Some(c) = self.storage.complete(true) else { break };
+            let Some(c) = storage.complete(true) else { break };
             self.in_flight -= 1;
             self.cache.clear(c.slot);
         }
@@ -111,7 +109,7 @@ impl<'a, S: Storage> Moe<'a, S> {
     }
 
     /// Reads experts in file order until all are in slots, or the slots are full.
-    pub fn preload(&mut self) -> Result<(), EngineError> {
+    pub fn preload(&mut self, storage: &mut impl Storage) -> Result<(), EngineError> {
         let (layers, experts) = (self.weights.banks.len(), self.experts);
         let room = self.cache.slots();
         // No layer wants anything: what lands is kept and let go of.
@@ -119,7 +117,7 @@ impl<'a, S: Storage> Moe<'a, S> {
         let mut next = 0;
         while next < (layers * experts).min(room) || self.in_flight > 0 {
             self.batch.clear();
-            let depth = self.storage.depth_max() - self.in_flight;
+            let depth = storage.depth_max() - self.in_flight;
             while next < (layers * experts).min(room) && self.batch.len() < depth {
                 let id = next as u32;
                 if self.cache.place(id) == Place::Absent {
@@ -128,9 +126,9 @@ impl<'a, S: Storage> Moe<'a, S> {
                 }
                 next += 1;
             }
-            self.submit();
+            self.submit(storage);
             if self.in_flight > 0 {
-                self.land(layers)?;
+                self.land(storage, layers)?;
             }
         }
         self.cache.release_all();
@@ -149,6 +147,7 @@ impl<'a, S: Storage> Moe<'a, S> {
         &mut self,
         exec: &Exec<'_>,
         resident: &[u8],
+        storage: &mut impl Storage,
         l: usize,
         first: usize,
         n: usize,
@@ -164,9 +163,9 @@ impl<'a, S: Storage> Moe<'a, S> {
         }
         self.group(n);
         self.find(l);
-        self.ask(l);
+        self.ask(storage, l);
         if n == 1 && self.tuning.predict && self.asked == self.missing.len() && l + 1 < self.weights.layers.len() {
-            self.predict(exec, resident, l + 1, s);
+            self.predict(exec, resident, storage, l + 1, s);
         }
 
         // The shared expert runs while the reads are under way.
@@ -181,7 +180,7 @@ impl<'a, S: Storage> Moe<'a, S> {
             row.iter_mut().for_each(|x| *x *= g);
         });
 
-        self.compute(exec, l, s)?;
+        self.compute(exec, storage, l, s)?;
         self.sum(exec, n, s);
         Ok(())
     }
@@ -256,20 +255,27 @@ impl<'a, S: Storage> Moe<'a, S> {
     }
 
     /// Asks for as many missing experts as slots and the queue take, as one batch.
-    fn ask(&mut self, l: usize) {
+    fn ask(&mut self, storage: &mut impl Storage, l: usize) {
         self.batch.clear();
-        let room = self.storage.depth_max() - self.in_flight;
+        let room = storage.depth_max() - self.in_flight;
         while self.asked < self.missing.len() && self.batch.len() < room {
             let id = self.id(l, usize::from(self.missing[self.asked]));
             let Some(slot) = self.cache.claim(id, false) else { break };
             self.batch.push(self.read(id, slot));
             self.asked += 1;
         }
-        self.counters.bytes_demand += self.submit();
+        self.counters.bytes_demand += self.submit(storage);
     }
 
     /// Asks for what the next layer's router would choose on this layer's router input, while slots and queue have room.
-    fn predict(&mut self, exec: &Exec<'_>, resident: &[u8], l: usize, s: &mut TextScratch<'_>) {
+    fn predict(
+        &mut self,
+        exec: &Exec<'_>,
+        resident: &[u8],
+        storage: &mut impl Storage,
+        l: usize,
+        s: &mut TextScratch<'_>,
+    ) {
         let FfnWeights::Moe { router, .. } = &self.weights.layers[l].ffn else { return };
         let logits = &mut s.router[self.experts + self.top_k..][..self.experts];
         let mut p = Products { turned: s.turned, q8: s.q8 };
@@ -278,7 +284,7 @@ impl<'a, S: Storage> Moe<'a, S> {
         let best = &mut best[..self.top_k];
         top_k(logits, best);
         self.batch.clear();
-        let room = self.storage.depth_max() - self.in_flight;
+        let room = storage.depth_max() - self.in_flight;
         for &e in best.iter() {
             let id = self.id(l, usize::from(e));
             if self.batch.len() == room {
@@ -290,7 +296,7 @@ impl<'a, S: Storage> Moe<'a, S> {
             }
         }
         self.counters.predicted += self.batch.len() as u64;
-        self.counters.bytes_predicted += self.submit();
+        self.counters.bytes_predicted += self.submit(storage);
     }
 
     fn read(&self, id: u32, slot: u32) -> Read {
@@ -300,15 +306,21 @@ impl<'a, S: Storage> Moe<'a, S> {
     }
 
     /// Hands the batch to the storage; returns its bytes.
-    fn submit(&mut self) -> u64 {
-        let accepted = self.storage.submit(&self.batch);
+    fn submit(&mut self, storage: &mut impl Storage) -> u64 {
+        let accepted = storage.submit(&self.batch);
         assert_eq!(accepted, self.batch.len(), "the batch was cut to the queue's room");
         self.in_flight += accepted;
         self.batch.iter().map(|r| u64::from(r.bytes)).sum()
     }
 
     /// Computes this layer's experts: those in slots first, then each as it lands.
-    fn compute(&mut self, exec: &Exec<'_>, l: usize, s: &mut TextScratch<'_>) -> Result<(), EngineError> {
+    fn compute(
+        &mut self,
+        exec: &Exec<'_>,
+        storage: &mut impl Storage,
+        l: usize,
+        s: &mut TextScratch<'_>,
+    ) -> Result<(), EngineError> {
         let wanted = (0..self.experts).filter(|&e| self.count(e) > 0).count();
         let mut done = 0;
         while done < wanted {
@@ -317,15 +329,15 @@ impl<'a, S: Storage> Moe<'a, S> {
                 let Place::Ready(slot) = self.cache.place(self.id(l, e)) else {
                     unreachable!("a ready expert is held until it was computed")
                 };
-                self.run(exec, l, e, slot, done, s);
+                self.run(exec, l, e, storage.slot(slot), done, s);
                 self.cache.release(slot);
                 done += 1;
-                self.ask(l);
+                self.ask(storage, l);
             }
             if done < wanted {
-                self.ask(l);
+                self.ask(storage, l);
                 let start = self.clock.now_us();
-                let landed = self.land(l)?;
+                let landed = self.land(storage, l)?;
                 self.counters.stall_us += self.clock.now_us() - start;
                 self.ready.extend(landed.map(|e| e as u16));
             }
@@ -334,8 +346,8 @@ impl<'a, S: Storage> Moe<'a, S> {
     }
 
     /// Waits for a read. Returns the expert if it is one that layer `l` wants.
-    fn land(&mut self, l: usize) -> Result<Option<usize>, EngineError> {
-        let c = self.storage.complete(true).expect("an expert that is wanted and not here is under way");
+    fn land(&mut self, storage: &mut impl Storage, l: usize) -> Result<Option<usize>, EngineError> {
+        let c = storage.complete(true).expect("an expert that is wanted and not here is under way");
         self.in_flight -= 1;
         let id = self.cache.expert_in(c.slot).expect("a slot under way has an expert");
         let (layer, e) = (id as usize / self.experts, id as usize % self.experts);
@@ -351,7 +363,7 @@ impl<'a, S: Storage> Moe<'a, S> {
             };
         }
         if !self.verified[id as usize] {
-            let found = crc32c(&self.storage.slot(c.slot)[..read.bytes as usize]);
+            let found = crc32c(&storage.slot(c.slot)[..read.bytes as usize]);
             let expected = self.weights.expert_crc[id as usize];
             if found != expected {
                 if self.suspect[id as usize] {
@@ -366,7 +378,7 @@ impl<'a, S: Storage> Moe<'a, S> {
                 self.suspect[id as usize] = true;
                 self.batch.clear();
                 self.batch.push(read);
-                self.submit();
+                self.submit(storage);
                 return Ok(None);
             }
             self.verified[id as usize] = true;
@@ -376,9 +388,8 @@ impl<'a, S: Storage> Moe<'a, S> {
     }
 
     /// One expert on all its tokens: `expert_out[pick] = down(silu(gate x) ⊙ up x)`.
-    fn run(&mut self, exec: &Exec<'_>, l: usize, e: usize, slot: u32, order: usize, s: &mut TextScratch<'_>) {
+    fn run(&mut self, exec: &Exec<'_>, l: usize, e: usize, blob: &[u8], order: usize, s: &mut TextScratch<'_>) {
         let [gate, up, down] = self.matrices[l];
-        let blob = self.storage.slot(slot);
         let (h, inner) = (gate.cols, gate.rows);
         let picks = &self.picks[self.starts[e] as usize..self.starts[e + 1] as usize];
         let n = picks.len();
