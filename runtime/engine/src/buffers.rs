@@ -121,8 +121,13 @@ struct Cutter<'a>(&'a mut [f32]);
 
 impl<'a> Cutter<'a> {
     fn take(&mut self, n: usize) -> &'a mut [f32] {
-        let (head, rest) = core::mem::take(&mut self.0).split_at_mut(n);
+        let (head, rest) = core::mem::take(&mut self.0).split_at_mut(lines(n));
         self.0 = rest;
-        head
+        &mut head[..n]
     }
+}
+
+/// `n` f32 filled up to whole cache lines of 64 bytes, so that every buffer starts on one.
+pub(crate) const fn lines(n: usize) -> usize {
+    n.next_multiple_of(16)
 }

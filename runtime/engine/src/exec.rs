@@ -2,14 +2,18 @@
 
 use crate::ports::Workers;
 use crate::weights::{Linear, Matrix};
-use forerun_kernels::{ActQ8, Columns, KernelSet, act_blocks, wants_q8};
+use forerun_kernels::{ACT_TILE, ActQ8, Columns, KernelSet, act_blocks, act_columns, wants_q8};
 
-/// Multiplications below which cutting a matrix further costs more than it gains.
-const PIECE_WORK: usize = 1 << 15;
+/// Multiplications that are worth a second thread.
+const SHARE_WORK: usize = 1 << 15;
+/// Multiplications of a piece when there is enough for all threads: long runs of memory read faster.
+const PIECE_WORK: usize = 1 << 17;
+/// Pieces for each thread, so that a faster one takes more of them.
+const PIECES_PER_THREAD: usize = 4;
 
-/// f32 elements that the int8 twin of `n` activations takes.
-pub(crate) const fn q8_words(n: usize) -> usize {
-    act_blocks(n) * (size_of::<ActQ8>() / 4)
+/// f32 elements that the int8 twin of `columns` times `n` activations takes.
+pub(crate) const fn q8_words(columns: usize, n: usize) -> usize {
+    act_columns(columns) * act_blocks(n) * (size_of::<ActQ8>() / 4)
 }
 
 /// Kernels and threads.
@@ -28,8 +32,14 @@ pub(crate) struct Products<'a> {
 }
 
 /// Rows in a piece of a `(rows, n)` matrix times `columns` columns.
-pub(crate) fn rows_per_piece(n: usize, columns: usize) -> usize {
-    (PIECE_WORK / (n * columns).max(1)).max(4)
+fn rows_per_piece(rows: usize, n: usize, columns: usize, threads: usize) -> usize {
+    let work = rows * n * columns;
+    let pieces = if work < threads * PIECE_WORK {
+        (work / SHARE_WORK).clamp(1, threads)
+    } else {
+        (work / PIECE_WORK).min(threads * PIECES_PER_THREAD).next_multiple_of(threads)
+    };
+    rows.div_ceil(pieces).next_multiple_of(8)
 }
 
 impl Exec<'_> {
@@ -40,9 +50,11 @@ impl Exec<'_> {
 
     /// int8 twin of `x` `(columns, n)` in `space`.
     pub fn quantize<'q>(&self, x: &[f32], n: usize, space: &'q mut [f32]) -> &'q [ActQ8] {
-        let space = &mut space[..x.len() / n * q8_words(n)];
-        self.workers.split(space, q8_words(n), &|c, piece| {
-            (self.ks.quantize_act)(&x[c * n..][..n], bytemuck::cast_slice_mut(piece));
+        let space = &mut space[..q8_words(x.len() / n, n)];
+        let tile = ACT_TILE * n;
+        self.workers.split(space, q8_words(ACT_TILE, n), &|i, piece| {
+            let x = &x[i * tile..x.len().min((i + 1) * tile)];
+            (self.ks.quantize_act)(x, n, bytemuck::cast_slice_mut(piece));
         });
         bytemuck::cast_slice(space)
     }
@@ -58,7 +70,7 @@ impl Exec<'_> {
     pub fn product(&self, w: &Matrix, bytes: &[u8], x: Columns<'_>, turned: &mut [f32], out: &mut [f32]) {
         let columns = x.count();
         let row_bytes = w.row_bytes();
-        let rows = rows_per_piece(w.cols, columns);
+        let rows = rows_per_piece(w.rows, w.cols, columns, self.workers.threads());
         let run = |target: &mut [f32]| {
             self.workers.split(target, rows * columns, &|i, piece| {
                 let count = piece.len() / columns;
@@ -71,9 +83,15 @@ impl Exec<'_> {
         }
         let turned = &mut turned[..w.rows * columns];
         run(turned);
-        self.each_row(out, w.rows, |c, row| {
-            for (r, o) in row.iter_mut().enumerate() {
-                *o = turned[r * columns + c];
+        // Sixteen columns at a time, sixteen rows of them: whole cache lines on both sides.
+        self.workers.split(out, 16 * w.rows, &|i, out| {
+            for first in (0..w.rows).step_by(16) {
+                for (c, row) in out.chunks_exact_mut(w.rows).enumerate() {
+                    let from = &turned[first * columns + 16 * i + c..];
+                    for (o, x) in row[first..w.rows.min(first + 16)].iter_mut().zip(from.iter().step_by(columns)) {
+                        *o = *x;
+                    }
+                }
             }
         });
     }

@@ -1,5 +1,6 @@
 //! The memory plan: a sum of named lines. The same numbers size the buffers, so what is printed is what is taken.
 
+use crate::buffers::lines;
 use crate::cache::ExpertCache;
 use crate::config::{Config, Mixer, VisionConfig};
 use crate::exec::q8_words;
@@ -201,15 +202,15 @@ impl TextSizes {
             o: n * t.delta_inner().max(q),
             heads: n * 2 * t.delta_value_heads,
             turned: n * widest.max(experts),
-            q8: n * q8_words(widest),
+            q8: q8_words(n, widest),
             rope: n * t.rope_dim,
             router: n * (experts + k) + experts,
             expert_out: n * k * h,
             gather: n * h,
-            gather_q8: n * q8_words(h),
+            gather_q8: q8_words(n, h),
             expert_a: n * inner,
             expert_b: n * inner,
-            expert_q8: n * q8_words(inner),
+            expert_q8: q8_words(n, inner),
         }
     }
 
@@ -260,14 +261,13 @@ impl VisionSizes {
             inner,
             turned: inner,
             patches: patches * v.patch_values(),
-            q8: patches * q8_words(v.inner.max(v.hidden).max(v.patch_values())),
+            q8: q8_words(patches, v.inner.max(v.hidden).max(v.patch_values())),
         }
     }
 
     pub fn total(&self) -> Option<usize> {
-        [Self::WIDE.checked_mul(self.wide)?, self.inner, self.turned, self.patches, self.q8]
-            .into_iter()
-            .try_fold(0usize, usize::checked_add)
+        let wide = Self::WIDE.checked_mul(lines(self.wide))?;
+        [self.inner, self.turned, self.patches, self.q8].map(lines).into_iter().try_fold(wide, usize::checked_add)
     }
 }
 
@@ -312,7 +312,7 @@ impl Plan {
             conv: deltas * (t.conv_width - 1) * t.conv_channels(),
             features: if options.vision.is_some() { options.context * t.hidden } else { 0 },
             logits: t.vocab,
-            work: TextSizes::new(c, chunk).list().iter().sum::<usize>().max(vision_work),
+            work: TextSizes::new(c, chunk).list().map(lines).iter().sum::<usize>().max(vision_work),
         };
         let slot_bytes = w.slot_bytes();
         let experts = t.moe().map_or(0, |m| m.experts) * w.banks.len();
@@ -369,6 +369,6 @@ impl Plan {
     /// f32 elements of the one block that [`crate::Engine`] takes.
     pub fn block_elems(&self) -> usize {
         let s = &self.sizes;
-        s.kv + s.delta + s.conv + s.features + s.logits + s.work
+        [s.kv, s.delta, s.conv, s.features, s.logits, s.work].map(lines).iter().sum()
     }
 }

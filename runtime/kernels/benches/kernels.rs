@@ -4,7 +4,7 @@
 use bytemuck::Zeroable;
 use criterion::{BenchmarkId, Criterion, Throughput};
 use forerun_format::BlockType;
-use forerun_kernels::{ActQ8, Columns, KernelSet, KvRows, act_blocks, quantize_row};
+use forerun_kernels::{ActQ8, Columns, KernelSet, KvRows, act_blocks, act_columns, quantize_row};
 use std::cell::Cell;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -63,10 +63,8 @@ fn timed(c: &mut Criterion, group: &str, name: &str, throughput: Throughput, f: 
 
 fn columns(set: &KernelSet, n: usize, count: usize) -> (Vec<f32>, Vec<ActQ8>) {
     let x = noise(n * count);
-    let mut q8 = vec![ActQ8::zeroed(); act_blocks(n) * count];
-    for (x, q8) in x.chunks_exact(n).zip(q8.chunks_exact_mut(act_blocks(n))) {
-        (set.quantize_act)(x, q8);
-    }
+    let mut q8 = vec![ActQ8::zeroed(); act_blocks(n) * act_columns(count)];
+    (set.quantize_act)(&x, n, &mut q8);
     (x, q8)
 }
 
@@ -96,7 +94,7 @@ fn products(c: &mut Criterion, set: &KernelSet, read: f64) {
             read / 1e9
         );
         // 512 rows, an expert's gate: what prefill and the vision tower do, in cache.
-        for count in [2, 8, 64] {
+        for count in [2, 16, 64] {
             let (x, q8) = columns(set, N, count);
             let w = &w[..512 * row_bytes];
             let out = std::cell::RefCell::new(vec![0f32; 512 * count]);
@@ -120,7 +118,7 @@ fn others(c: &mut Criterion, set: &KernelSet) {
     timed(c, "gelu_erf", "2048", elements(N), || (set.gelu_erf)(&mut out.borrow_mut()));
     timed(c, "axpy", "2048", elements(N), || (set.axpy)(1e-9, &x, &mut out.borrow_mut()));
     let q8 = std::cell::RefCell::new(vec![ActQ8::zeroed(); act_blocks(N)]);
-    timed(c, "quantize_act", "2048", elements(N), || (set.quantize_act)(&x, &mut q8.borrow_mut()));
+    timed(c, "quantize_act", "2048", elements(N), || (set.quantize_act)(&x, N, &mut q8.borrow_mut()));
     let (state, taps, input) = (noise(3 * 8192), noise(4 * 8192), noise(8192));
     let state = std::cell::RefCell::new((state, input));
     timed(c, "conv_step", "8192", elements(8192), || {

@@ -2,7 +2,7 @@
 
 use bytemuck::Zeroable;
 use forerun_format::BlockType;
-use forerun_kernels::{ActQ8, Columns, KernelSet, act_blocks, quantize_row};
+use forerun_kernels::{ActQ8, Columns, KernelSet, act_blocks, act_columns, quantize_row};
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -13,10 +13,8 @@ fn main() {
     let block = BlockType::ALL.into_iter().find(|b| b.name() == block).expect("a block type");
 
     let x: Vec<f32> = (0..columns * n).map(|i| (i * 7 % 31) as f32 - 15.0).collect();
-    let mut q8 = vec![ActQ8::zeroed(); columns * act_blocks(n)];
-    for (x, q8) in x.chunks_exact(n).zip(q8.chunks_exact_mut(act_blocks(n))) {
-        (set.quantize_act)(x, q8);
-    }
+    let mut q8 = vec![ActQ8::zeroed(); act_columns(columns) * act_blocks(n)];
+    (set.quantize_act)(&x, n, &mut q8);
     let row_bytes = block.row_bytes(n as u64).expect("whole blocks") as usize;
     let mut space = vec![0u32; (rows * row_bytes).div_ceil(4)];
     let w = &mut bytemuck::cast_slice_mut(&mut space)[..rows * row_bytes];

@@ -51,12 +51,25 @@ pub const fn act_blocks(n: usize) -> usize {
     n.div_ceil(QK_K)
 }
 
+/// Columns whose int8 twins a variant may weave into one tile.
+pub const ACT_TILE: usize = 16;
+
+/// Most columns beside whole tiles that stay columns; more are filled up to a tile.
+const ACT_LOOSE_MAX: usize = 3;
+
+/// Columns that the int8 twin of `columns` columns takes the space of.
+pub const fn act_columns(columns: usize) -> usize {
+    let loose = columns % ACT_TILE;
+    if loose > ACT_LOOSE_MAX { columns - loose + ACT_TILE } else { columns }
+}
+
 /// Columns of activations, as f32 and, where the weights want it, as int8 blocks of the same values.
 #[derive(Debug, Clone, Copy)]
 pub struct Columns<'a> {
     /// `(columns, n)`.
     pub f32: &'a [f32],
-    /// `(columns, act_blocks(n))`, or empty when no integer kernel will read it.
+    /// `(act_columns(columns), act_blocks(n))` as [`KernelSet::quantize_act`] of the same variant leaves them, or empty
+    /// when no integer kernel will read it.
     pub q8: &'a [ActQ8],
     /// Elements in a column.
     pub n: usize,
@@ -89,7 +102,7 @@ pub fn wants_q8(block: BlockType) -> bool {
 pub struct KernelSet {
     pub name: &'static str,
     pub matmul: fn(BlockType, &[u8], Columns<'_>, &mut [f32]),
-    pub quantize_act: fn(&[f32], &mut [ActQ8]),
+    pub quantize_act: fn(&[f32], usize, &mut [ActQ8]),
     pub attention: fn(&[f32], KvRows<'_>, KvRows<'_>, usize, f32, &mut [f32]),
     pub delta_step: fn(&mut [f32], &[f32], &[f32], &[f32], f32, f32, &mut [f32]),
     pub conv_step: fn(&mut [f32], &[f32], &mut [f32]),

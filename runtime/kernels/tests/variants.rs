@@ -3,7 +3,7 @@
 
 use bytemuck::Zeroable;
 use forerun_format::BlockType;
-use forerun_kernels::{ActQ8, Columns, KernelSet, KvRows, act_blocks, dequantize_row, quantize_row};
+use forerun_kernels::{ActQ8, Columns, KernelSet, KvRows, act_blocks, act_columns, dequantize_row, quantize_row};
 use half::f16;
 
 /// f32 sums of a few hundred terms in another order: share of the sum of magnitudes. The integer parts are exact.
@@ -42,9 +42,17 @@ fn near(name: &str, what: &str, a: &[f32], b: &[f32], bound: impl Fn(usize) -> f
 fn matmul(set: &KernelSet, oracle: &KernelSet) {
     for block in BlockType::ALL {
         for scale in [1.0, 1e-6, 1e4] {
-            for (rows, n, columns) in
-                [(1, 32, 1), (5, 96, 3), (3, 544, 11), (7, 120, 5), (1, 256, 1), (4, 1024, 9), (9, 768, 17), (2, 72, 4)]
-            {
+            for (rows, n, columns) in [
+                (1, 32, 1),
+                (5, 96, 3),
+                (3, 544, 11),
+                (7, 120, 5),
+                (1, 256, 1),
+                (4, 1024, 9),
+                (9, 768, 37),
+                (2, 72, 4),
+                (3, 17408, 5),
+            ] {
                 if n % block.block_elems() != 0 || n % 32 != 0 && block.block_elems() > 1 {
                     continue;
                 }
@@ -59,19 +67,17 @@ fn matmul(set: &KernelSet, oracle: &KernelSet) {
                     dequantize_row(block, &w[r * row_bytes..][..row_bytes], &mut wide[r * n..][..n]);
                 }
                 let x = rng.vec(columns * n, 3.0);
-                let per = act_blocks(n);
-                let mut q8 = vec![ActQ8::zeroed(); columns * per];
-                if n % 32 == 0 {
-                    for (x, q8) in x.chunks_exact(n).zip(q8.chunks_exact_mut(per)) {
-                        (oracle.quantize_act)(x, q8);
+                let run = |set: &KernelSet, x: &[f32]| {
+                    let columns = x.len() / n;
+                    let mut q8 = vec![ActQ8::zeroed(); act_columns(columns) * act_blocks(n)];
+                    if n % 32 == 0 {
+                        (set.quantize_act)(x, n, &mut q8);
                     }
-                }
-                let run = |set: &KernelSet, x: &[f32], q8: &[ActQ8], columns: usize| {
                     let mut out = vec![0f32; rows * columns];
-                    (set.matmul)(block, w, Columns { f32: x, q8, n }, &mut out);
+                    (set.matmul)(block, w, Columns { f32: x, q8: &q8, n }, &mut out);
                     out
                 };
-                let (got, want) = (run(set, &x, &q8, columns), run(oracle, &x, &q8, columns));
+                let (got, want) = (run(set, &x), run(oracle, &x));
                 let what = format!("matmul {} ({rows}, {n}) x {columns} at scale {scale:e}", block.name());
                 near(set.name, &what, &got, &want, |i| {
                     let (r, c) = (i / columns, i % columns);
@@ -80,7 +86,7 @@ fn matmul(set: &KernelSet, oracle: &KernelSet) {
                     SUM_TOLERANCE * (terms.sum::<f32>() + 4.0 * scale)
                 });
                 for c in 0..columns {
-                    let one = run(set, &x[c * n..][..n], &q8[c * per..][..per], 1);
+                    let one = run(set, &x[c * n..][..n]);
                     let column: Vec<f32> = got.iter().skip(c).step_by(columns).copied().collect();
                     same_bits(set.name, &format!("{what}: column {c} alone"), &column, &one);
                 }
@@ -155,7 +161,7 @@ fn same(set: &KernelSet, oracle: &KernelSet) {
             if n.is_multiple_of(32) {
                 let blocks = |s: &KernelSet| {
                     let mut out = vec![ActQ8::zeroed(); act_blocks(n)];
-                    (s.quantize_act)(&x, &mut out);
+                    (s.quantize_act)(&x, n, &mut out);
                     out
                 };
                 for (a, b) in blocks(set).iter().zip(&blocks(oracle)) {

@@ -182,6 +182,12 @@ unsafe impl<M: Matrix> Isa for Lanes<M> {
     }
 
     #[inline(always)]
+    fn prefetch(p: *const u8) {
+        // SAFETY: a hint, which never faults and changes nothing.
+        unsafe { core::arch::asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(nostack, preserves_flags, readonly)) }
+    }
+
+    #[inline(always)]
     unsafe fn matrix<D: Decode, const C: usize>(w: &[D], x: Columns<'_>, out: &mut [f32]) {
         // SAFETY: passed on.
         unsafe { M::matrix::<D, C>(w, x, out) }

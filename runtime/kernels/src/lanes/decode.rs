@@ -22,21 +22,36 @@ pub(crate) trait Decode: Blocks {
     /// Group `i`.
     unsafe fn decode<N: Narrow>(w: *const Self, i: usize) -> N::B;
 
+    /// Scales and minima of the eight groups; of no use where halves have their own.
+    unsafe fn eight<I: Isa>(w: *const Self) -> (Eight<I>, Eight<I>);
+
     /// Scales and minima of the 16 halves.
-    unsafe fn scales<I: Isa>(w: *const Self) -> (I::F, I::F);
+    #[inline(always)]
+    unsafe fn scales<I: Isa>(w: *const Self) -> (I::F, I::F) {
+        // SAFETY: passed on.
+        unsafe {
+            let (scale, min) = Self::eight::<I>(w);
+            (I::twice(scale), I::twice(min))
+        }
+    }
 }
 
 /// Eight f32 of an instruction set.
-type Eight<I> = <<I as Isa>::N as Narrow>::E;
+pub(crate) type Eight<I> = <<I as Isa>::N as Narrow>::E;
 
-/// Scales of eight small blocks, each for both halves; no minima.
+/// Scales of eight small blocks; no minima.
 #[inline(always)]
-unsafe fn small_scales<I: Isa>(d: impl Fn(usize) -> u16) -> (I::F, I::F) {
+unsafe fn small_scales<I: Isa>(d: impl Fn(usize) -> u16) -> (Eight<I>, Eight<I>) {
     // SAFETY: passed on; d holds eight values.
     unsafe {
         let d: [u16; 8] = core::array::from_fn(d);
-        (I::twice(I::N::load_f16(d.as_ptr())), I::zero())
+        (I::N::load_f16(d.as_ptr()), I::N::unsigned(0))
     }
+}
+
+/// [`Decode::eight`] of types whose halves have scales of their own.
+fn halves_differ() -> ! {
+    unreachable!("halves have scales of their own")
 }
 
 /// Eight bytes as f32 times `d`.
@@ -71,7 +86,7 @@ impl Decode for BlockQ8_0 {
     }
 
     #[inline(always)]
-    unsafe fn scales<I: Isa>(w: *const Self) -> (I::F, I::F) {
+    unsafe fn eight<I: Isa>(w: *const Self) -> (Eight<I>, Eight<I>) {
         // SAFETY: as in decode().
         unsafe { small_scales::<I>(|i| (*w.add(i)).d) }
     }
@@ -87,7 +102,7 @@ impl Decode for BlockQ4_0 {
     }
 
     #[inline(always)]
-    unsafe fn scales<I: Isa>(w: *const Self) -> (I::F, I::F) {
+    unsafe fn eight<I: Isa>(w: *const Self) -> (Eight<I>, Eight<I>) {
         // SAFETY: as above.
         unsafe { small_scales::<I>(|i| (*w.add(i)).d) }
     }
@@ -106,7 +121,7 @@ impl Decode for BlockQ5_0 {
     }
 
     #[inline(always)]
-    unsafe fn scales<I: Isa>(w: *const Self) -> (I::F, I::F) {
+    unsafe fn eight<I: Isa>(w: *const Self) -> (Eight<I>, Eight<I>) {
         // SAFETY: as above.
         unsafe { small_scales::<I>(|i| (*w.add(i)).d) }
     }
@@ -122,7 +137,7 @@ impl Decode for BlockIq4Nl {
     }
 
     #[inline(always)]
-    unsafe fn scales<I: Isa>(w: *const Self) -> (I::F, I::F) {
+    unsafe fn eight<I: Isa>(w: *const Self) -> (Eight<I>, Eight<I>) {
         // SAFETY: as above.
         unsafe { small_scales::<I>(|i| (*w.add(i)).d) }
     }
@@ -138,11 +153,11 @@ impl Decode for BlockMxfp4 {
     }
 
     #[inline(always)]
-    unsafe fn scales<I: Isa>(w: *const Self) -> (I::F, I::F) {
+    unsafe fn eight<I: Isa>(w: *const Self) -> (Eight<I>, Eight<I>) {
         // SAFETY: as above.
         unsafe {
             let d: [f32; 8] = core::array::from_fn(|i| mxfp4_scale((*w.add(i)).e));
-            (I::twice(I::N::load_f32(d.as_ptr())), I::zero())
+            (I::N::load_f32(d.as_ptr()), I::N::unsigned(0))
         }
     }
 }
@@ -157,7 +172,7 @@ impl Decode for BlockIq4Xs {
     }
 
     #[inline(always)]
-    unsafe fn scales<I: Isa>(w: *const Self) -> (I::F, I::F) {
+    unsafe fn eight<I: Isa>(w: *const Self) -> (Eight<I>, Eight<I>) {
         // SAFETY: as above.
         unsafe {
             let b = &*w;
@@ -166,24 +181,21 @@ impl Decode for BlockIq4Xs {
                 (low | ((b.scales_h >> (2 * i) & 3) as u8) << 4) as i8 - 32
             });
             let s = u64::from_le_bytes(s.map(|s| s as u8));
-            (I::twice(signed_times::<I>(s, I::N::f16_to_f32(b.d))), I::zero())
+            (signed_times::<I>(s, I::N::f16_to_f32(b.d)), I::N::unsigned(0))
         }
     }
 }
 
 /// Scales and minima of Q4_K and Q5_K: eight six-bit pairs, taken apart four at a time.
 #[inline(always)]
-unsafe fn k_scales<I: Isa>(d: u16, dmin: u16, s: &[u8; 12]) -> (I::F, I::F) {
+unsafe fn k_scales<I: Isa>(d: u16, dmin: u16, s: &[u8; 12]) -> (Eight<I>, Eight<I>) {
     // SAFETY: passed on.
     unsafe {
         let (a, b, c) = (word(s, 0), word(s, 1), word(s, 2));
         let high = |x: u32| (x >> 6 & 0x0303_0303) << 4;
         let scales = words(a & 0x3F3F_3F3F, c & 0x0F0F_0F0F | high(a));
         let mins = words(b & 0x3F3F_3F3F, c >> 4 & 0x0F0F_0F0F | high(b));
-        (
-            I::twice(bytes_times::<I>(scales, I::N::f16_to_f32(d))),
-            I::twice(bytes_times::<I>(mins, I::N::f16_to_f32(dmin))),
-        )
+        (bytes_times::<I>(scales, I::N::f16_to_f32(d)), bytes_times::<I>(mins, I::N::f16_to_f32(dmin)))
     }
 }
 
@@ -195,7 +207,7 @@ impl Decode for BlockQ4K {
     }
 
     #[inline(always)]
-    unsafe fn scales<I: Isa>(w: *const Self) -> (I::F, I::F) {
+    unsafe fn eight<I: Isa>(w: *const Self) -> (Eight<I>, Eight<I>) {
         // SAFETY: as above.
         unsafe { k_scales::<I>((*w).d, (*w).dmin, &(*w).scales) }
     }
@@ -212,7 +224,7 @@ impl Decode for BlockQ5K {
     }
 
     #[inline(always)]
-    unsafe fn scales<I: Isa>(w: *const Self) -> (I::F, I::F) {
+    unsafe fn eight<I: Isa>(w: *const Self) -> (Eight<I>, Eight<I>) {
         // SAFETY: as above.
         unsafe { k_scales::<I>((*w).d, (*w).dmin, &(*w).scales) }
     }
@@ -229,6 +241,10 @@ impl Decode for BlockQ6K {
             let low = N::bits(N::load((*w).ql.as_ptr().add(64 * n + 32 * (j & 1))), 4 * (j / 2), 15);
             N::or(low, N::bits_up(N::load((*w).qh.as_ptr().add(32 * n)), 2 * j, 3, 4))
         }
+    }
+
+    unsafe fn eight<I: Isa>(_: *const Self) -> (Eight<I>, Eight<I>) {
+        halves_differ()
     }
 
     #[inline(always)]
@@ -254,6 +270,10 @@ impl Decode for BlockQ3K {
         }
     }
 
+    unsafe fn eight<I: Isa>(_: *const Self) -> (Eight<I>, Eight<I>) {
+        halves_differ()
+    }
+
     #[inline(always)]
     unsafe fn scales<I: Isa>(w: *const Self) -> (I::F, I::F) {
         // SAFETY: as above.
@@ -277,6 +297,10 @@ impl Decode for BlockQ2K {
     unsafe fn decode<N: Narrow>(w: *const Self, i: usize) -> N::B {
         // SAFETY: as above.
         unsafe { N::bits(N::load((*w).qs.as_ptr().add(i / 4 * 32)), 2 * (i % 4), 3) }
+    }
+
+    unsafe fn eight<I: Isa>(_: *const Self) -> (Eight<I>, Eight<I>) {
+        halves_differ()
     }
 
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! The instructions that kernels are written over: 16 f32 lanes and 64 small integers, and for decoding eight and 32.
 
 use super::decode::Decode;
-use crate::Columns;
+use crate::{ActQ8, Columns, scalar};
 
 /// 32 bytes and eight f32: what blocks are decoded with.
 ///
@@ -63,6 +63,13 @@ pub(crate) unsafe trait Isa {
     /// Each of eight values twice.
     unsafe fn twice(x: <Self::N as Narrow>::E) -> Self::F;
     unsafe fn join(low: <Self::N as Narrow>::E, high: <Self::N as Narrow>::E) -> Self::F;
+    /// Asks for the cache line at `p`, which need not be readable.
+    fn prefetch(p: *const u8);
+    /// As `scalar::quantize_act`, laid out as [`Isa::matrix`] takes it.
+    #[inline(always)]
+    unsafe fn quantize(x: &[f32], n: usize, out: &mut [ActQ8]) {
+        scalar::quantize_act(x, n, out);
+    }
     /// Product of a quantized matrix that `scalar::check_matmul` accepted, in tiles of `C` columns. An element's bits do not
     /// depend on how many rows and columns there are.
     unsafe fn matrix<D: Decode, const C: usize>(w: &[D], x: Columns<'_>, out: &mut [f32]);

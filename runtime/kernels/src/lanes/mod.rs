@@ -89,7 +89,9 @@ macro_rules! variant {
                 attention(q: &[f32], k: KvRows<'_>, v: KvRows<'_>, n: usize, scale: f32, out: &mut [f32]) =
                     // SAFETY: as above.
                     unsafe { lanes::attention::<$isa>(q, k, v, n, scale, out) };
-                quantize_act(x: &[f32], out: &mut [ActQ8]) = scalar::quantize_act(x, out);
+                quantize_act(x: &[f32], n: usize, out: &mut [ActQ8]) =
+                    // SAFETY: as above.
+                    unsafe { <$isa as lanes::Isa>::quantize(x, n, out) };
                 delta_step(s: &mut [f32], q: &[f32], k: &[f32], v: &[f32], decay: f32, beta: f32, out: &mut [f32]) =
                     scalar::delta_step(s, q, k, v, decay, beta, out);
                 conv_step(state: &mut [f32], w: &[f32], x: &mut [f32]) = scalar::conv_step(state, w, x);

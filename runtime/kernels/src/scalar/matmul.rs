@@ -3,7 +3,7 @@
 use super::{dot, fold};
 use crate::blocks::Blocks;
 use crate::quant::{round, with_blocks};
-use crate::{ActQ8, Columns, act_blocks};
+use crate::{ActQ8, Columns, act_blocks, act_columns};
 use forerun_format::BlockType;
 use forerun_format::block::{
     BlockIq4Nl, BlockIq4Xs, BlockMxfp4, BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4K, BlockQ5_0, BlockQ5K, BlockQ6K,
@@ -54,7 +54,7 @@ pub(crate) fn check_matmul(block: BlockType, w: &[u8], x: Columns<'_>, out: &[f3
     assert!(w.len().is_multiple_of(row_bytes), "whole rows of {row_bytes} bytes");
     assert_eq!(out.len(), w.len() / row_bytes * columns, "(rows, columns) results");
     assert!(
-        !crate::wants_q8(block) || x.q8.len() == columns * act_blocks(x.n),
+        !crate::wants_q8(block) || x.q8.len() == act_columns(columns) * act_blocks(x.n),
         "int8 activations for {}: {} blocks",
         block.name(),
         x.q8.len()
@@ -107,27 +107,55 @@ fn dot_blocks<B: Blocks>(w: &[B], x: &[ActQ8]) -> f32 {
     fold(acc)
 }
 
-/// Quantizes one column of activations: scale `max |x| / 127` for each 32, rounded half away from zero.
+/// Quantizes columns of `n` activations each: scale `max |x| / 127` for each 32, rounded half away from zero.
+///
+/// Column `c` begins at block `c * act_blocks(n)`; a variant may weave the columns of a tile, and whatever lies between
+/// the columns and `act_columns` of them is its own.
 ///
 /// # Panics
-/// If `x` is not a multiple of 32 long, or `out` not `act_blocks(x.len())`.
+/// If `n` is not a multiple of 32, or `x` and `out` do not fit.
 #[inline(always)]
-pub fn quantize_act(x: &[f32], out: &mut [ActQ8]) {
-    assert!(x.len().is_multiple_of(QK) && out.len() == act_blocks(x.len()), "{} activations", x.len());
-    for (x, o) in x.chunks(QK_K).zip(out) {
-        *o = bytemuck::Zeroable::zeroed();
-        for (k, x) in x.as_chunks::<QK>().0.iter().enumerate() {
-            let max = x.iter().fold(0f32, |m, v| m.max(v.abs()));
-            let inv = 127.0 / max;
-            let inv = if inv.is_finite() { inv } else { 0.0 };
-            o.d[k] = max / 127.0;
-            for (q, x) in o.qs[k * QK..].iter_mut().zip(x) {
-                *q = round(x * inv) as i8;
+pub fn quantize_act(x: &[f32], n: usize, out: &mut [ActQ8]) {
+    check_quantize(x, n, out);
+    let blocks = act_blocks(n);
+    for (x, out) in x.chunks_exact(n).zip(out.chunks_exact_mut(blocks)) {
+        for (x, o) in x.chunks(QK_K).zip(out) {
+            quantize_block(x, o);
+        }
+    }
+}
+
+/// Checks what every variant's `quantize_act` relies on.
+///
+/// # Panics
+/// If it does not hold.
+pub(crate) fn check_quantize(x: &[f32], n: usize, out: &[ActQ8]) {
+    assert!(n > 0 && n.is_multiple_of(QK) && x.len().is_multiple_of(n), "{} activations in columns of {n}", x.len());
+    assert_eq!(out.len(), act_columns(x.len() / n) * act_blocks(n), "blocks for {} activations", x.len());
+}
+
+/// Quantizes up to 256 activations, a multiple of 32.
+#[inline(always)]
+pub(crate) fn quantize_block(x: &[f32], o: &mut ActQ8) {
+    *o = bytemuck::Zeroable::zeroed();
+    for (k, x) in x.as_chunks::<QK>().0.iter().enumerate() {
+        // In lanes, which the compiler keeps in one register; the largest is the same in any order.
+        let mut lanes = [0f32; super::LANES];
+        for x in x.as_chunks::<{ super::LANES }>().0 {
+            for (m, x) in lanes.iter_mut().zip(x) {
+                *m = m.max(x.abs());
             }
-            for half in [2 * k, 2 * k + 1] {
-                let sum: i32 = o.qs[half * 16..][..16].iter().map(|&q| i32::from(q)).sum();
-                o.sums[half] = o.d[k] * sum as f32;
-            }
+        }
+        let max = lanes.iter().fold(0f32, |m, x| m.max(*x));
+        let inv = 127.0 / max;
+        let inv = if inv.is_finite() { inv } else { 0.0 };
+        o.d[k] = max / 127.0;
+        for (q, x) in o.qs[k * QK..].iter_mut().zip(x) {
+            *q = round(x * inv) as i8;
+        }
+        for half in [2 * k, 2 * k + 1] {
+            let sum: i32 = o.qs[half * 16..][..16].iter().map(|&q| i32::from(q)).sum();
+            o.sums[half] = o.d[k] * sum as f32;
         }
     }
 }

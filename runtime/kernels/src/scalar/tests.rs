@@ -1,7 +1,7 @@
 //! The oracle against formulas in f64 and against published values.
 
 use super::*;
-use crate::{ActQ8, Columns, KvRows, act_blocks, dequantize_row, quantize_row};
+use crate::{ActQ8, Columns, KvRows, act_blocks, act_columns, dequantize_row, quantize_row};
 use bytemuck::Zeroable;
 use forerun_format::BlockType;
 use std::vec;
@@ -38,13 +38,12 @@ fn matmul_of_every_type_matches_f64_and_is_the_same_by_column() {
             }
             let x = noise(99, columns * n);
             let per = act_blocks(n);
-            let mut q8 = vec![ActQ8::zeroed(); columns * per];
-            for (x, q8) in x.chunks_exact(n).zip(q8.chunks_exact_mut(per)) {
-                quantize_act(x, q8);
-            }
+            let mut q8 = vec![ActQ8::zeroed(); act_columns(columns) * per];
+            quantize_act(&x, n, &mut q8);
             // What the kernel really multiplies with: the int8 activations, for integer types.
             let seen: Vec<f32> = if crate::wants_q8(block) {
                 q8.chunks_exact(per)
+                    .take(columns)
                     .flat_map(|c| (0..n).map(|j| c[j / 256].d[j % 256 / 32] * f32::from(c[j / 256].qs[j % 256])))
                     .collect()
             } else {

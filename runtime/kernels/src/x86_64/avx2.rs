@@ -107,6 +107,12 @@ unsafe impl Isa for Avx2 {
     }
 
     #[inline(always)]
+    fn prefetch(p: *const u8) {
+        // SAFETY: a hint, which never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+
+    #[inline(always)]
     unsafe fn matrix<D: Decode, const C: usize>(w: &[D], x: Columns<'_>, out: &mut [f32]) {
         // SAFETY: passed on.
         unsafe { tiles::<Self, D, C>(w, x, out) }

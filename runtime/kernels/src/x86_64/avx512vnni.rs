@@ -1,8 +1,9 @@
 //! AVX-512 with VNNI.
 
 use super::narrow::Avx;
-use crate::Columns;
-use crate::lanes::{Decode, Dots, Isa, tiles};
+use super::tile;
+use crate::lanes::{Decode, Isa};
+use crate::{ActQ8, Columns};
 use core::arch::x86_64::*;
 
 pub(super) struct Avx512Vnni;
@@ -94,54 +95,19 @@ unsafe impl Isa for Avx512Vnni {
     }
 
     #[inline(always)]
+    fn prefetch(p: *const u8) {
+        super::avx2::Avx2::prefetch(p);
+    }
+
+    #[inline(always)]
+    unsafe fn quantize(x: &[f32], n: usize, out: &mut [ActQ8]) {
+        // SAFETY: passed on.
+        unsafe { tile::quantize(x, n, out) }
+    }
+
+    #[inline(always)]
     unsafe fn matrix<D: Decode, const C: usize>(w: &[D], x: Columns<'_>, out: &mut [f32]) {
         // SAFETY: passed on.
-        unsafe { tiles::<Self, D, C>(w, x, out) }
-    }
-}
-
-// SAFETY: as above.
-unsafe impl Dots for Avx512Vnni {
-    type W = __m512i;
-
-    #[inline(always)]
-    unsafe fn pair<D: Decode>(a: __m256i, b: __m256i) -> __m512i {
-        // SAFETY: as in zero().
-        unsafe { _mm512_inserti64x4::<1>(_mm512_castsi256_si512(a), b) }
-    }
-
-    #[inline(always)]
-    unsafe fn add_dots<D: Decode>(acc: __m512, w: __m512i, x: *const i8, scale: __m512, pair: usize) -> __m512 {
-        // SAFETY: as in zero().
-        unsafe { Self::fma(Self::dot::<D>(w, x), Self::spread(scale, pair), acc) }
-    }
-}
-
-impl Avx512Vnni {
-    /// Values `4 pair .. 4 pair + 4` of `x`, each four times: for four halves of 16 weights, four lanes each.
-    #[inline(always)]
-    unsafe fn spread(x: __m512, pair: usize) -> __m512 {
-        // SAFETY: the caller enabled the instructions.
-        unsafe {
-            let index = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-            _mm512_permutexvar_ps(_mm512_add_epi32(index, _mm512_set1_epi32(4 * pair as i32)), x)
-        }
-    }
-
-    /// Lane `i` = sum of four products from weight `4 i` on, exact, as f32.
-    #[inline(always)]
-    unsafe fn dot<D: Decode>(w: __m512i, x: *const i8) -> __m512 {
-        // SAFETY: the caller enabled the instructions; x points to 64 quants.
-        unsafe {
-            let (zero, x) = (_mm512_setzero_si512(), _mm512_loadu_si512(x.cast()));
-            // VNNI multiplies unsigned by signed: signed weights are moved up by 128, and 128 Σ x is taken off again.
-            let (w, off) = if D::SIGNED { (_mm512_xor_si512(w, _mm512_set1_epi8(-128)), 128) } else { (w, D::OFFSET) };
-            let sum = _mm512_dpbusd_epi32(zero, w, x);
-            if off == 0 {
-                return _mm512_cvtepi32_ps(sum);
-            }
-            let above = _mm512_dpbusd_epi32(zero, _mm512_set1_epi8(off as i8), x);
-            _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, above))
-        }
+        unsafe { tile::matrix(w, x, out) }
     }
 }

@@ -4,6 +4,7 @@ mod avx2;
 mod avx512vnni;
 mod cpuid;
 mod narrow;
+mod tile;
 
 use crate::KernelSet;
 use crate::lanes::variant;
