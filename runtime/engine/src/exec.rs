@@ -6,9 +6,11 @@ use forerun_kernels::{ACT_TILE, ActQ8, Columns, KernelSet, act_blocks, act_colum
 
 /// Multiplications that are worth a second thread.
 const SHARE_WORK: usize = 1 << 15;
-/// Multiplications of a piece when there is enough for all threads: long runs of memory read faster.
-const PIECE_WORK: usize = 1 << 17;
-/// Pieces for each thread, so that a faster one takes more of them.
+/// Weights of a piece when there is enough for all threads: long runs of memory read faster.
+const PIECE_MIN: usize = 1 << 17;
+/// Most weights of a piece: what the last thread is still at when the others are done.
+const PIECE_MAX: usize = 1 << 20;
+/// Pieces for each thread, between these bounds, so that a faster one takes more of them.
 const PIECES_PER_THREAD: usize = 4;
 
 /// f32 elements that the int8 twin of `columns` times `n` activations takes.
@@ -31,13 +33,21 @@ pub(crate) struct Products<'a> {
     pub q8: &'a mut [f32],
 }
 
-/// Rows in a piece of a `(rows, n)` matrix times `columns` columns.
-fn rows_per_piece(rows: usize, n: usize, columns: usize, threads: usize) -> usize {
-    let work = rows * n * columns;
-    let pieces = if work < threads * PIECE_WORK {
-        (work / SHARE_WORK).clamp(1, threads)
+/// A matrix with its bytes, and the column it is multiplied with.
+#[derive(Clone, Copy)]
+pub(crate) struct Part<'a> {
+    pub w: Matrix,
+    pub bytes: &'a [u8],
+    pub x: Columns<'a>,
+}
+
+/// Rows in a piece of `rows` rows that have `weights` weights in all, for `columns` columns.
+fn rows_per_piece(rows: usize, weights: usize, columns: usize, threads: usize) -> usize {
+    let pieces = if weights < threads * PIECE_MIN {
+        (weights * columns / SHARE_WORK).clamp(1, threads)
     } else {
-        (work / PIECE_WORK).min(threads * PIECES_PER_THREAD).next_multiple_of(threads)
+        let share = (weights / (threads * PIECES_PER_THREAD)).clamp(PIECE_MIN, PIECE_MAX);
+        (weights / share).next_multiple_of(threads)
     };
     rows.div_ceil(pieces).next_multiple_of(8)
 }
@@ -70,7 +80,7 @@ impl Exec<'_> {
     pub fn product(&self, w: &Matrix, bytes: &[u8], x: Columns<'_>, turned: &mut [f32], out: &mut [f32]) {
         let columns = x.count();
         let row_bytes = w.row_bytes();
-        let rows = rows_per_piece(w.rows, w.cols, columns, self.workers.threads());
+        let rows = rows_per_piece(w.rows, w.rows * w.cols, columns, self.workers.threads());
         let run = |target: &mut [f32]| {
             self.workers.split(target, rows * columns, &|i, piece| {
                 let count = piece.len() / columns;
@@ -94,6 +104,57 @@ impl Exec<'_> {
                 }
             }
         });
+    }
+
+    /// Results of `parts`, one below the other, as one job: threads meet once, and read on from matrix to matrix.
+    pub fn stacked(&self, parts: &[Part<'_>], out: &mut [f32]) {
+        let (total, weights) = parts.iter().fold((0, 0), |(r, w), p| (r + p.w.rows, w + p.w.rows * p.w.cols));
+        let rows = rows_per_piece(total, weights, 1, self.workers.threads());
+        self.workers.split(&mut out[..total], rows, &|i, mut piece| {
+            // First row of the piece, counted from the part at hand.
+            let mut first = i * rows;
+            for p in parts {
+                if first >= p.w.rows {
+                    first -= p.w.rows;
+                    continue;
+                }
+                let (now, rest) = piece.split_at_mut(piece.len().min(p.w.rows - first));
+                let row_bytes = p.w.row_bytes();
+                (self.ks.matmul)(p.w.block, &p.bytes[first * row_bytes..][..now.len() * row_bytes], p.x, now);
+                (first, piece) = (0, rest);
+                if piece.is_empty() {
+                    return;
+                }
+            }
+        });
+    }
+
+    /// [`Exec::matmul`] of several matrices with the same activations.
+    pub fn together<const N: usize>(
+        &self,
+        matrices: [&Matrix; N],
+        resident: &[u8],
+        x: &[f32],
+        p: &mut Products<'_>,
+        outs: [&mut [f32]; N],
+    ) {
+        let n = matrices[0].cols;
+        let q8 = if matrices.iter().any(|w| wants_q8(w.block)) { self.quantize(x, n, p.q8) } else { &[] };
+        let x = Columns { f32: x, q8, n };
+        let total: usize = matrices.iter().map(|w| w.rows).sum();
+        if x.count() > 1 || total > p.turned.len() {
+            for (w, out) in matrices.iter().zip(outs) {
+                self.product(w, w.bytes(resident), x, p.turned, out);
+            }
+            return;
+        }
+        self.stacked(&matrices.map(|w| Part { w: *w, bytes: w.bytes(resident), x }), p.turned);
+        let mut stack = &*p.turned;
+        for (w, out) in matrices.iter().zip(outs) {
+            let (now, rest) = stack.split_at(w.rows);
+            out[..w.rows].copy_from_slice(now);
+            stack = rest;
+        }
     }
 
     /// [`Exec::matmul`] plus bias.

@@ -6,7 +6,7 @@ use crate::buffers::TextScratch;
 use crate::cache::{ExpertCache, Place};
 use crate::config::Config;
 use crate::engine::{Counters, EngineError, Observer, Tuning};
-use crate::exec::{Exec, Products};
+use crate::exec::{Exec, Part, Products, q8_words};
 use crate::ports::{Clock, Read, Storage};
 use crate::router::{TOP_K_MAX, choose, top_k};
 use crate::text;
@@ -43,8 +43,8 @@ pub(crate) struct Moe<'a> {
     suspect: Vec<bool>,
     /// `(tokens, top_k)`: chosen experts, largest weight first.
     chosen: Vec<u16>,
-    /// `(tokens, top_k)`: when each was computed.
-    arrival: Vec<u32>,
+    /// `(tokens, top_k)`: row of `expert_out` that holds each one's result; rows are in the order of computation.
+    computed: Vec<u32>,
     /// Picks (`token * top_k + k`) grouped by expert; those of expert `e` are `starts[e]..starts[e + 1]`.
     picks: Vec<u32>,
     starts: Vec<u32>,
@@ -88,7 +88,7 @@ impl<'a> Moe<'a> {
             verified: vec![!tuning.checksums; layers * experts],
             suspect: vec![false; layers * experts],
             chosen: vec![0; chunk * top_k],
-            arrival: vec![0; chunk * top_k],
+            computed: vec![0; chunk * top_k],
             picks: vec![0; chunk * top_k],
             starts: vec![0; experts + 1],
             ready: Vec::with_capacity(experts),
@@ -180,7 +180,7 @@ impl<'a> Moe<'a> {
             row.iter_mut().for_each(|x| *x *= g);
         });
 
-        self.compute(exec, storage, l, s)?;
+        self.compute(exec, storage, l, n, s)?;
         self.sum(exec, n, s);
         Ok(())
     }
@@ -313,36 +313,50 @@ impl<'a> Moe<'a> {
         self.batch.iter().map(|r| u64::from(r.bytes)).sum()
     }
 
-    /// Computes this layer's experts: those in slots first, then each as it lands.
+    /// Computes this layer's experts: those in slots first, then others as they land.
     fn compute(
         &mut self,
         exec: &Exec<'_>,
         storage: &mut impl Storage,
         l: usize,
+        n: usize,
         s: &mut TextScratch<'_>,
     ) -> Result<(), EngineError> {
-        let wanted = (0..self.experts).filter(|&e| self.count(e) > 0).count();
+        let wanted = n * self.top_k;
         let mut done = 0;
         while done < wanted {
-            while let Some(e) = self.ready.pop() {
-                let e = usize::from(e);
-                let Place::Ready(slot) = self.cache.place(self.id(l, e)) else {
-                    unreachable!("a ready expert is held until it was computed")
-                };
-                self.run(exec, l, e, storage.slot(slot), done, s);
-                self.cache.release(slot);
-                done += 1;
-                self.ask(storage, l);
-            }
-            if done < wanted {
+            if self.ready.is_empty() {
                 self.ask(storage, l);
                 let start = self.clock.now_us();
                 let landed = self.land(storage, l)?;
                 self.counters.stall_us += self.clock.now_us() - start;
                 self.ready.extend(landed.map(|e| e as u16));
+                continue;
             }
+            // One token takes all that are here at once; a chunk has enough work in each.
+            let from = if n == 1 { 0 } else { self.ready.len() - 1 };
+            if n == 1 {
+                self.run_token(exec, l, storage, done, s);
+            } else {
+                self.run_chunk(exec, l, storage, done, s);
+            }
+            for i in from..self.ready.len() {
+                let e = usize::from(self.ready[i]);
+                done += self.count(e) as usize;
+                self.cache.release(self.slot(l, e));
+            }
+            self.ready.truncate(from);
+            self.ask(storage, l);
         }
         Ok(())
+    }
+
+    /// Slot of an expert that is ready.
+    fn slot(&self, l: usize, e: usize) -> u32 {
+        match self.cache.place(self.id(l, e)) {
+            Place::Ready(slot) => slot,
+            _ => unreachable!("a ready expert is held until it was computed"),
+        }
     }
 
     /// Waits for a read. Returns the expert if it is one that layer `l` wants.
@@ -387,15 +401,54 @@ impl<'a> Moe<'a> {
         Ok(wanted.then_some(e))
     }
 
-    /// One expert on all its tokens: `expert_out[pick] = down(silu(gate x) ⊙ up x)`.
-    fn run(&mut self, exec: &Exec<'_>, l: usize, e: usize, blob: &[u8], order: usize, s: &mut TextScratch<'_>) {
+    /// The ready experts on the one token, as three jobs: `expert_out[done..] = down(silu(gate x) ⊙ up x)`.
+    fn run_token(&mut self, exec: &Exec<'_>, l: usize, storage: &impl Storage, done: usize, s: &mut TextScratch<'_>) {
+        let [gate, up, down] = self.matrices[l];
+        let (h, inner) = (gate.cols, gate.rows);
+        let m = self.ready.len();
+        let x = &s.norm[..h];
+        let integer = wants_q8(gate.block) || wants_q8(up.block);
+        let q8 = if integer { exec.quantize(x, h, s.gather_q8) } else { &[] };
+        let x = Columns { f32: x, q8, n: h };
+        // What is not filled is not used; it only has to be something.
+        let mut parts = [Part { w: gate, bytes: &[], x }; 2 * TOP_K_MAX];
+        for (parts, (i, &e)) in parts.as_chunks_mut::<2>().0.iter_mut().zip(self.ready.iter().enumerate()) {
+            let blob = storage.slot(self.slot(l, usize::from(e)));
+            *parts = [gate, up].map(|w| Part { w, bytes: w.bytes(blob), x });
+            self.computed[self.picks[self.starts[usize::from(e)] as usize] as usize] = (done + i) as u32;
+        }
+        let both = &mut s.turned[..m * 2 * inner];
+        exec.stacked(&parts[..2 * m], both);
+        let words = q8_words(1, inner);
+        exec.workers.split2(m, both, 2 * inner, &mut s.expert_q8[..m * words], words, &|_, both, q8| {
+            let (a, b) = both.split_at_mut(inner);
+            (exec.ks.silu_mul)(a, b);
+            if wants_q8(down.block) {
+                (exec.ks.quantize_act)(a, inner, bytemuck::cast_slice_mut(q8));
+            }
+        });
+        for (i, &e) in self.ready.iter().enumerate() {
+            let blob = storage.slot(self.slot(l, usize::from(e)));
+            let q8 = if wants_q8(down.block) { &s.expert_q8[i * words..][..words] } else { &[] };
+            let x = Columns { f32: &both[2 * i * inner..][..inner], q8: bytemuck::cast_slice(q8), n: inner };
+            parts[i] = Part { w: down, bytes: down.bytes(blob), x };
+        }
+        exec.stacked(&parts[..m], &mut s.expert_out[done * h..]);
+    }
+
+    /// The last ready expert on all its tokens: `expert_out[done..] = down(silu(gate x) ⊙ up x)`.
+    fn run_chunk(&mut self, exec: &Exec<'_>, l: usize, storage: &impl Storage, done: usize, s: &mut TextScratch<'_>) {
+        let Some(&e) = self.ready.last() else { return };
+        let e = usize::from(e);
+        let blob = storage.slot(self.slot(l, e));
         let [gate, up, down] = self.matrices[l];
         let (h, inner) = (gate.cols, gate.rows);
         let picks = &self.picks[self.starts[e] as usize..self.starts[e + 1] as usize];
         let n = picks.len();
-        for (x, &pick) in s.gather.chunks_exact_mut(h).zip(picks) {
-            x.copy_from_slice(&s.norm[pick as usize / self.top_k * h..][..h]);
-        }
+        let tokens = &*s.norm;
+        exec.each_row(&mut s.gather[..n * h], h, |i, x| {
+            x.copy_from_slice(&tokens[picks[i] as usize / self.top_k * h..][..h]);
+        });
         let x = &s.gather[..n * h];
         let integer = wants_q8(gate.block) || wants_q8(up.block);
         let q8 = if integer { exec.quantize(x, h, s.gather_q8) } else { &[] };
@@ -405,10 +458,9 @@ impl<'a> Moe<'a> {
         let b = &*s.expert_b;
         exec.each_row(&mut s.expert_a[..n * inner], inner, |t, row| (exec.ks.silu_mul)(row, &b[t * inner..][..inner]));
         let mut p = Products { turned: s.turned, q8: s.expert_q8 };
-        exec.matmul(&down, down.bytes(blob), &s.expert_a[..n * inner], &mut p, s.gather);
-        for (y, &pick) in s.gather.chunks_exact(h).zip(picks) {
-            s.expert_out[pick as usize * h..][..h].copy_from_slice(y);
-            self.arrival[pick as usize] = order as u32;
+        exec.matmul(&down, down.bytes(blob), &s.expert_a[..n * inner], &mut p, &mut s.expert_out[done * h..]);
+        for (i, &pick) in picks.iter().enumerate() {
+            self.computed[pick as usize] = (done + i) as u32;
         }
     }
 
@@ -416,15 +468,15 @@ impl<'a> Moe<'a> {
     fn sum(&self, exec: &Exec<'_>, n: usize, s: &mut TextScratch<'_>) {
         let (h, k) = (self.config.text.hidden, self.top_k);
         let (outs, weights) = (&*s.expert_out, &s.router[n * self.experts..][..n * k]);
-        let (arrival, by_arrival) = (&self.arrival, self.tuning.sum_order == SumOrder::Arrival);
+        let (computed, by_arrival) = (&self.computed, self.tuning.sum_order == SumOrder::Arrival);
         exec.each_row(&mut s.out[..n * h], h, |t, row| {
             let mut order: [u16; TOP_K_MAX] = core::array::from_fn(|i| i as u16);
             if by_arrival {
-                order[..k].sort_unstable_by_key(|&i| arrival[t * k + usize::from(i)]);
+                order[..k].sort_unstable_by_key(|&i| computed[t * k + usize::from(i)]);
             }
             for &i in &order[..k] {
                 let pick = t * k + usize::from(i);
-                (exec.ks.axpy)(weights[pick], &outs[pick * h..][..h], row);
+                (exec.ks.axpy)(weights[pick], &outs[computed[pick] as usize * h..][..h], row);
             }
         });
     }

@@ -201,7 +201,8 @@ impl TextSizes {
             c: n * kv.max(t.delta_inner()),
             o: n * t.delta_inner().max(q),
             heads: n * 2 * t.delta_value_heads,
-            turned: n * widest.max(experts),
+            // Of one token: the mixer's projections together; gate and up of all its experts.
+            turned: (n * widest.max(experts)).max(t.conv_channels() + 3 * t.delta_inner()).max(2 * k * inner),
             q8: q8_words(n, widest),
             rope: n * t.rope_dim,
             router: n * (experts + k) + experts,
@@ -210,7 +211,7 @@ impl TextSizes {
             gather_q8: q8_words(n, h),
             expert_a: n * inner,
             expert_b: n * inner,
-            expert_q8: q8_words(n, inner),
+            expert_q8: q8_words(n, inner).max(k * q8_words(1, inner)),
         }
     }
 
@@ -364,6 +365,11 @@ impl Plan {
     /// Sum of all lines, bytes.
     pub fn total_bytes(&self) -> u64 {
         self.lines.iter().map(|l| l.bytes).sum()
+    }
+
+    /// Bytes of delta-rule state that a token reads; it writes them as well.
+    pub fn state_bytes_per_token(&self) -> u64 {
+        (self.sizes.delta + self.sizes.conv) as u64 * 4
     }
 
     /// f32 elements of the one block that [`crate::Engine`] takes.

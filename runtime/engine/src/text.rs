@@ -86,9 +86,7 @@ fn attention<S: Storage>(
     let (h, dim, heads, kv_heads) = (c.hidden, c.head_dim, c.heads, c.kv_heads);
     let x = &s.norm[..n * h];
     let mut p = Products { turned: s.turned, q8: s.q8 };
-    exec.matmul(q, q.bytes(r), x, &mut p, s.a);
-    exec.matmul(k, k.bytes(r), x, &mut p, s.b);
-    exec.matmul(v, v.bytes(r), x, &mut p, s.c);
+    exec.together([q, k, v], r, x, &mut p, [s.a, s.b, s.c]);
 
     // Norm and rotation of every query (beside its gate) and every key.
     let (q_norm, k_norm) = (q_norm.f32(r), k_norm.f32(r));
@@ -164,10 +162,7 @@ fn delta<S: Storage>(e: &mut Engine<'_, S>, w: &MixerWeights, index: usize, n: u
     let x = &s.norm[..n * h];
     let mut p = Products { turned: s.turned, q8: s.q8 };
     let (decay, rate) = s.heads.split_at_mut(s.heads.len() / 2);
-    exec.matmul(qkv, qkv.bytes(r), x, &mut p, s.a);
-    exec.matmul(gate, gate.bytes(r), x, &mut p, s.b);
-    exec.matmul(alpha, alpha.bytes(r), x, &mut p, decay);
-    exec.matmul(beta, beta.bytes(r), x, &mut p, rate);
+    exec.together([qkv, gate, alpha, beta], r, x, &mut p, [s.a, s.b, decay, rate]);
     let (a, dt) = (a.f32(r), dt.f32(r));
     for t in 0..n {
         for i in 0..heads {
@@ -203,14 +198,12 @@ fn delta<S: Storage>(e: &mut Engine<'_, S>, w: &MixerWeights, index: usize, n: u
     });
 
     // Norm first, gate afterwards.
-    let (by_head, z, norm) = (&*s.c, &*s.b, norm.f32(r));
-    exec.each_row(&mut s.o[..n * inner], inner, |t, row| {
-        for (i, o) in row.chunks_exact_mut(dv).enumerate() {
-            (ks.rms_norm)(o, &by_head[(i * n + t) * dv..][..dv], norm, c.rms_eps);
-            for (o, z) in o.iter_mut().zip(&z[t * inner + i * dv..]) {
-                *o *= math::silu(*z);
-            }
-        }
+    let (by_head, z, norm) = (&*s.c, &mut s.b[..n * inner], norm.f32(r));
+    exec.workers.split2(n * inner / dv, &mut s.o[..n * inner], dv, z, dv, &|i, o, z| {
+        let (t, head) = (i / heads, i % heads);
+        (ks.rms_norm)(o, &by_head[(head * n + t) * dv..][..dv], norm, c.rms_eps);
+        (ks.silu_mul)(z, o);
+        o.copy_from_slice(z);
     });
     exec.matmul(out, out.bytes(r), &s.o[..n * inner], &mut p, s.out);
 }
@@ -220,8 +213,7 @@ pub(crate) fn dense(exec: &Exec<'_>, resident: &[u8], w: &Swiglu, n: usize, s: &
     let (h, inner) = (w.gate.cols, w.gate.rows);
     let x = &s.norm[..n * h];
     let mut p = Products { turned: s.turned, q8: s.q8 };
-    exec.matmul(&w.gate, w.gate.bytes(resident), x, &mut p, s.a);
-    exec.matmul(&w.up, w.up.bytes(resident), x, &mut p, s.b);
+    exec.together([&w.gate, &w.up], resident, x, &mut p, [s.a, s.b]);
     let up = &*s.b;
     exec.each_row(&mut s.a[..n * inner], inner, |t, row| (exec.ks.silu_mul)(row, &up[t * inner..][..inner]));
     exec.matmul(&w.down, w.down.bytes(resident), &s.a[..n * inner], &mut p, s.out);

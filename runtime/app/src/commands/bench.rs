@@ -3,42 +3,47 @@
 use super::{headline, say};
 use crate::cli::BenchArgs;
 use crate::error::AppError;
-use crate::model::{Model, model_path};
-use forerun_engine::ports::Storage;
+use crate::model::{Model, kernels, model_path};
+use forerun_engine::ports::{Storage, Workers};
 use forerun_engine::{Engine, Input, NoObserver};
+use forerun_format::BlockType;
+use forerun_kernels::Columns;
+use forerun_linux::{Arena, Pool};
 use serde_json::json;
 use std::time::Instant;
 
-/// Bytes that the memory reference reads, at most: far more than any cache holds.
+/// Bytes that the memory reference reads, at most: more than the caches of any board hold.
 const REFERENCE_BYTES_MAX: u64 = 512 << 20;
+/// Elements in a row of the memory reference.
+const REFERENCE_ROW: usize = 4096;
 
-/// Bytes per second that `threads` threads read from memory together: the best of five passes over one buffer, which takes
-/// no more than half of the cap and is gone before the engine's memory is taken.
-fn memory_bytes_per_s(threads: usize, cap_bytes: Option<u64>) -> f64 {
+/// Bytes per second that `threads` threads read from memory together: the median of nine products of an f32 matrix with
+/// one column, which the kernels compute faster than memory delivers. The matrix takes no more than half of the cap, in huge
+/// pages like the weights, and is gone before the engine's memory is taken.
+fn memory_bytes_per_s(threads: usize, cap_bytes: Option<u64>) -> Result<f64, AppError> {
+    let system = |error| AppError::System { what: "memory reference", error };
     let bytes = cap_bytes.map_or(REFERENCE_BYTES_MAX, |cap| (cap / 2).clamp(1 << 20, REFERENCE_BYTES_MAX)) as usize;
-    let words = bytes / 8;
-    let buffer: Vec<u64> = (0..words as u64).collect();
-    let mut best = 0f64;
-    for _ in 0..5 {
+    let row_bytes = REFERENCE_ROW * 4;
+    let rows = bytes / row_bytes;
+    let arena = Arena::new(rows * row_bytes).map_err(system)?;
+    let full = |e| system(std::io::Error::other(e));
+    let matrix: &[u8] = arena.take(rows * row_bytes, 4096).map_err(full)?;
+    let pool = Pool::new(threads, None).map_err(system)?;
+    let (ks, x) = (kernels()?, vec![1f32; REFERENCE_ROW]);
+    let mut out = vec![0f32; rows];
+    // A mebibyte a piece.
+    let piece = (1 << 20) / row_bytes;
+    let mut passes = [0f64; 9];
+    for pass in &mut passes {
         let start = Instant::now();
-        let sum = std::thread::scope(|scope| {
-            let sum_of = |part: &[u64]| {
-                let mut lanes = [0u64; 16];
-                for chunk in part.as_chunks::<16>().0 {
-                    for (l, x) in lanes.iter_mut().zip(chunk) {
-                        *l = l.wrapping_add(*x);
-                    }
-                }
-                lanes.iter().fold(0u64, |a, b| a.wrapping_add(*b))
-            };
-            let parts: Vec<_> =
-                buffer.chunks(words.div_ceil(threads)).map(|p| scope.spawn(move || sum_of(p))).collect();
-            parts.into_iter().fold(0u64, |a, t| a.wrapping_add(t.join().unwrap_or(0)))
+        pool.split(&mut out, piece, &|i, out| {
+            let w = &matrix[i * piece * row_bytes..][..out.len() * row_bytes];
+            let x = Columns { f32: &x, q8: &[], n: REFERENCE_ROW };
+            (ks.matmul)(BlockType::F32, w, x, out);
         });
-        std::hint::black_box(sum);
-        best = best.max(bytes as f64 / start.elapsed().as_secs_f64());
+        *pass = matrix.len() as f64 / start.elapsed().as_secs_f64();
     }
-    best
+    Ok(median(&passes))
 }
 
 fn median(values: &[f64]) -> f64 {
@@ -84,7 +89,7 @@ pub fn run(args: &BenchArgs) -> Result<(), AppError> {
     if args.resident && setup.options.slots_max.is_none() {
         setup.options.slots_max = Some(usize::MAX);
     }
-    let memory = memory_bytes_per_s(setup.threads, setup.options.cap_bytes);
+    let memory = memory_bytes_per_s(setup.threads, setup.options.cap_bytes)?;
     let ids = tokens(args.prefill + args.decode, model.config.text.vocab);
     model.with_engine(
         &setup,
@@ -105,7 +110,7 @@ pub fn run(args: &BenchArgs) -> Result<(), AppError> {
                 prefill.push(p);
                 decode.push(d);
             }
-            let bytes = model.bytes_per_token();
+            let bytes = model.bytes_per_token() + facts.plan.state_bytes_per_token();
             let share = median(&decode) * bytes as f64 / memory;
             let c = engine.counters();
             if args.json {
@@ -132,7 +137,7 @@ pub fn run(args: &BenchArgs) -> Result<(), AppError> {
                 say(format_args!(
                     "{}\nprefill of {} tokens: {:.2} tokens/s, rounds {prefill:.2?}\n\
                      decode of {} tokens: {:.2} tokens/s, rounds {decode:.2?}\n\
-                     a token reads {:.1} MiB of weights: {:.0} % of the {:.1} GB/s that memory delivers to {} threads\n",
+                     a token reads {:.1} MiB of weights and state: {:.0} % of the {:.1} GB/s that memory delivers to {} threads\n",
                     headline(facts),
                     args.prefill,
                     median(&prefill),

@@ -18,6 +18,8 @@ pub(crate) trait Decode: Blocks {
     const OFFSET: u8 = 0;
     /// Decoded bytes are signed; else they are below 64.
     const SIGNED: bool = false;
+    /// Offset of 128 bytes whose low nibbles are the even groups and whose high ones the odd, 32 bytes for two groups.
+    const NIBBLES: Option<usize> = None;
 
     /// Group `i`.
     unsafe fn decode<N: Narrow>(w: *const Self, i: usize) -> N::B;
@@ -44,8 +46,10 @@ pub(crate) type Eight<I> = <<I as Isa>::N as Narrow>::E;
 unsafe fn small_scales<I: Isa>(d: impl Fn(usize) -> u16) -> (Eight<I>, Eight<I>) {
     // SAFETY: passed on; d holds eight values.
     unsafe {
-        let d: [u16; 8] = core::array::from_fn(d);
-        (I::N::load_f16(d.as_ptr()), I::N::unsigned(0))
+        let four =
+            |i| u64::from(d(i)) | u64::from(d(i + 1)) << 16 | u64::from(d(i + 2)) << 32 | u64::from(d(i + 3)) << 48;
+        let d = [four(0), four(4)];
+        (I::N::load_f16(d.as_ptr().cast()), I::N::unsigned(0))
     }
 }
 
@@ -200,6 +204,8 @@ unsafe fn k_scales<I: Isa>(d: u16, dmin: u16, s: &[u8; 12]) -> (Eight<I>, Eight<
 }
 
 impl Decode for BlockQ4K {
+    const NIBBLES: Option<usize> = Some(core::mem::offset_of!(BlockQ4K, qs));
+
     #[inline(always)]
     unsafe fn decode<N: Narrow>(w: *const Self, i: usize) -> N::B {
         // SAFETY: as above.

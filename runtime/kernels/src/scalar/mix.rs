@@ -134,10 +134,10 @@ pub fn delta_step(s: &mut [f32], q: &[f32], k: &[f32], v: &[f32], decay: f32, be
     assert!(v_dim <= DELTA_DIM_MAX && out.len() == v_dim && k.len() == q.len() && s.len() == k.len() * v_dim);
     let mut delta = [0f32; DELTA_DIM_MAX];
     let delta = &mut delta[..v_dim];
-    for (s, &k) in s.chunks_exact_mut(v_dim).zip(k) {
-        for (s, r) in s.iter_mut().zip(delta.iter_mut()) {
-            *s *= decay;
-            *r += *s * k;
+    // The decayed state is not stored before it is updated: it is larger than the first-level cache.
+    for (s, &k) in s.chunks_exact(v_dim).zip(k) {
+        for (s, r) in s.iter().zip(delta.iter_mut()) {
+            *r += s * decay * k;
         }
     }
     for (d, v) in delta.iter_mut().zip(v) {
@@ -146,7 +146,7 @@ pub fn delta_step(s: &mut [f32], q: &[f32], k: &[f32], v: &[f32], decay: f32, be
     out.fill(0.0);
     for ((s, &k), &q) in s.chunks_exact_mut(v_dim).zip(k).zip(q) {
         for ((s, d), o) in s.iter_mut().zip(delta.iter()).zip(out.iter_mut()) {
-            *s += k * d;
+            *s = *s * decay + k * d;
             *o += *s * q;
         }
     }

@@ -94,14 +94,20 @@ const fn place<D: Decode>(i: usize) -> usize {
     if D::HALVES { i % 4 * 4 + i / 4 } else { i % 2 * 4 + i / 2 }
 }
 
-/// 32 decoded weights, unsigned.
+/// Groups `2 p` and `2 p + 1`, unsigned.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn unsigned<D: Decode>(w: *const D, i: usize) -> __m256i {
+unsafe fn unsigned<D: Decode>(w: *const D, p: usize) -> __m512i {
     // SAFETY: passed on.
     unsafe {
-        let bytes = D::decode::<Avx>(w, i);
-        if D::SIGNED { _mm256_xor_si256(bytes, _mm256_set1_epi8(-128)) } else { bytes }
+        if let Some(at) = D::NIBBLES {
+            let both = _mm512_broadcast_i64x4(_mm256_loadu_si256(w.cast::<u8>().add(at + 32 * p).cast()));
+            let shift = _mm512_inserti64x4::<1>(_mm512_setzero_si512(), _mm256_set1_epi16(4));
+            return _mm512_and_si512(_mm512_srlv_epi16(both, shift), _mm512_set1_epi8(15));
+        }
+        let low = _mm512_castsi256_si512(D::decode::<Avx>(w, 2 * p));
+        let bytes = _mm512_inserti64x4::<1>(low, D::decode::<Avx>(w, 2 * p + 1));
+        if D::SIGNED { _mm512_xor_si512(bytes, _mm512_set1_epi8(-128)) } else { bytes }
     }
 }
 
@@ -119,8 +125,10 @@ fn superblock<D: Decode>(row: &[D], at: usize, copy: &mut [D; 8]) -> *const D {
 /// Rows that [`column`] reads side by side.
 const ROWS: usize = 4;
 
-/// Bytes that weights are fetched ahead of their use, at least.
-const AHEAD: usize = 4096;
+/// Bytes that weights are fetched ahead of their use: far ahead into the second-level cache, whose queue is long, then into
+/// the first, whose few fill buffers would not last for the latency of memory.
+const FAR: usize = 8192;
+const NEAR: usize = 1024;
 
 /// Matrix times one column; result `r` goes to `out[r * stride]`.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
@@ -128,8 +136,6 @@ unsafe fn column<D: Decode>(w: &[D], n: usize, x: &[ActQ8], out: &mut [f32], str
     let per_row = n / (D::GROUPS * 32);
     let rows = w.len() / per_row;
     let per = 8 / D::GROUPS;
-    let step = ROWS * per_row * size_of::<D>();
-    let ahead = step * AHEAD.div_ceil(step);
     let mut copies = [[D::zeroed(); 8]; ROWS];
     for first in (0..rows).step_by(ROWS) {
         // Past the last row, that one once more.
@@ -142,7 +148,9 @@ unsafe fn column<D: Decode>(w: &[D], n: usize, x: &[ActQ8], out: &mut [f32], str
                 for (i, p) in four.iter_mut().enumerate() {
                     *p = superblock(row(i), s * per, &mut copies[i]);
                     for line in (0..per * size_of::<D>()).step_by(64) {
-                        I::prefetch(p.cast::<u8>().wrapping_add(ahead + line));
+                        let line = p.cast::<u8>().wrapping_add(line);
+                        _mm_prefetch::<_MM_HINT_T1>(line.wrapping_add(FAR).cast());
+                        I::prefetch(line.wrapping_add(NEAR));
                     }
                 }
                 if D::HALVES {
@@ -179,13 +187,7 @@ unsafe fn dots(w: [__m512i; 4], x: &ActQ8) -> __m512i {
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn row_dots<D: Decode>(w: *const D, x: &ActQ8) -> __m512i {
     // SAFETY: passed on.
-    unsafe {
-        let pair = |p: usize| {
-            let low = _mm512_castsi256_si512(unsigned(w, 2 * p));
-            _mm512_inserti64x4::<1>(low, unsigned(w, 2 * p + 1))
-        };
-        dots([pair(0), pair(1), pair(2), pair(3)], x)
-    }
+    unsafe { dots([unsigned(w, 0), unsigned(w, 1), unsigned(w, 2), unsigned(w, 3)], x) }
 }
 
 /// Two rows' sums of halves to sums of groups: lanes 0..8 the first row's, in order of [`place`].
@@ -346,8 +348,8 @@ unsafe fn decode<D: Decode>(w: &[D], per_row: usize, supers: core::ops::Range<us
             let (scale, min) = (to.scale[at].as_mut_ptr(), to.min[at].as_mut_ptr());
             // SAFETY: the caller enabled the instructions; w is a superblock; stores keep to the fields' rows.
             unsafe {
-                for (i, qs) in to.qs[at].as_chunks_mut::<32>().0.iter_mut().enumerate() {
-                    _mm256_store_si256(qs.as_mut_ptr().cast(), unsigned(w, i));
+                for (p, qs) in to.qs[at].as_chunks_mut::<64>().0.iter_mut().enumerate() {
+                    _mm512_store_si512(qs.as_mut_ptr().cast(), unsigned(w, p));
                 }
                 if D::HALVES {
                     let (scales, mins) = D::scales::<I>(w);
