@@ -41,7 +41,7 @@ impl Converter {
         {
             return s.run(source, block, &mut self.pools, &mut self.out, sink);
         }
-        let cols = source.cols;
+        let cols = source.cols + source.pad[1];
         let row_bytes = block.row_bytes(cols)?;
         let chunk = (CHUNK_ELEMS / cols).max(1);
         let mut row = 0;
@@ -49,13 +49,30 @@ impl Converter {
             let n = chunk.min(source.rows - row);
             self.read(checkpoint, source, row, n)?;
             self.transform(source, block, row)?;
+            self.pad(source);
             // Rows are whole blocks, so a chunk of rows is one long row to the quantizer.
             self.out.resize((n * row_bytes) as usize, 0);
             forerun_kernels::quantize_row(block, &self.x, &mut self.out);
             sink(&self.out)?;
             row += n;
         }
-        Ok(())
+        if source.pad[0] > 0 {
+            self.out.resize(row_bytes as usize, 0);
+            forerun_kernels::quantize_row(block, &vec![0.0; cols as usize], &mut self.out);
+        }
+        (0..source.pad[0]).try_for_each(|_| sink(&self.out))
+    }
+
+    /// Fills rows of `x` up with zeros.
+    fn pad(&mut self, source: &Source) {
+        if source.pad[1] > 0 {
+            self.permuted.clear();
+            for r in self.x.chunks_exact(source.cols as usize) {
+                self.permuted.extend_from_slice(r);
+                self.permuted.extend(std::iter::repeat_n(0.0, source.pad[1] as usize));
+            }
+            std::mem::swap(&mut self.x, &mut self.permuted);
+        }
     }
 
     /// Fills `x` with rows `row..row + n` of `source`.

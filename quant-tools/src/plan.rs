@@ -78,9 +78,18 @@ pub(crate) struct Source {
     pub first_row: u64,
     pub rows: u64,
     pub cols: u64,
+    /// Rows of zeros after these, and zeros after each row.
+    pub pad: [u64; 2],
     pub op: Op,
     pub row_heads: Option<Heads>,
     pub col_heads: Option<Heads>,
+}
+
+impl Source {
+    /// All of a matrix, as it is.
+    pub fn copy(name: String, rows: u64, cols: u64) -> Self {
+        Self { name, first_row: 0, rows, cols, pad: [0; 2], op: Op::Copy, row_heads: None, col_heads: None }
+    }
 }
 
 /// The experts of one layer.
@@ -102,18 +111,12 @@ impl ExpertLayer {
     /// Gate, up and down rows of expert `e`.
     pub fn sources(&self, e: u64) -> [Source; 3] {
         let (i, h) = (self.ffn, self.hidden);
-        let make = |fused: &str, first_row, single: &str, rows, cols| Source {
-            name: if self.fused {
-                format!("{}{fused}", self.prefix)
+        let make = |fused: &str, first_row, single: &str, rows, cols| {
+            if self.fused {
+                Source { first_row, ..Source::copy(format!("{}{fused}", self.prefix), rows, cols) }
             } else {
-                format!("{}{e}.{single}.weight", self.prefix)
-            },
-            first_row: if self.fused { first_row } else { 0 },
-            rows,
-            cols,
-            op: Op::Copy,
-            row_heads: None,
-            col_heads: None,
+                Source::copy(format!("{}{e}.{single}.weight", self.prefix), rows, cols)
+            }
         };
         [
             make("gate_up_proj", e * 2 * i, "gate_proj", i, h),
@@ -237,7 +240,7 @@ impl Builder<'_> {
     fn vector_shaped(&mut self, name: &str, from: &str, shape: &[u64], op: Op, col_heads: Option<Heads>) -> Result<()> {
         self.take(from, shape)?;
         let cols = shape.iter().product();
-        let source = Source { name: from.into(), first_row: 0, rows: 1, cols, op, row_heads: None, col_heads };
+        let source = Source { op, col_heads, ..Source::copy(from.into(), 1, cols) };
         self.push(name, BlockType::F32, vec![cols], source);
         Ok(())
     }
@@ -255,14 +258,18 @@ impl Builder<'_> {
         row_heads: Option<Heads>,
         col_heads: Option<Heads>,
     ) -> Result<()> {
-        let own = self.take(from, &[rows, cols])?;
+        self.copied(name, Source { row_heads, col_heads, ..Source::copy(from.into(), rows, cols) }, class)
+    }
+
+    fn copied(&mut self, name: &str, source: Source, class: Class) -> Result<()> {
+        let own = self.take(&source.name, &[source.rows, source.cols])?;
         let want = match class {
             Class::Own => own,
             Class::Resident => self.types.resident,
             Class::Vision => self.types.vision.unwrap_or(self.types.resident),
         };
+        let [rows, cols] = [source.rows + source.pad[0], source.cols + source.pad[1]];
         let block = self.fit(want, own, cols, 1);
-        let source = Source { name: from.into(), first_row: 0, rows, cols, op: Op::Copy, row_heads, col_heads };
         self.push(name, block, vec![cols, rows], source);
         Ok(())
     }
@@ -323,15 +330,7 @@ impl Builder<'_> {
         }
         let conv = format!("{from}conv1d.weight");
         self.take(&conv, &[keys + values, 1, t.conv_kernel])?;
-        let source = Source {
-            name: conv,
-            first_row: 0,
-            rows: keys + values,
-            cols: t.conv_kernel,
-            op: Op::Copy,
-            row_heads: heads(keys, d),
-            col_heads: None,
-        };
+        let source = Source { row_heads: heads(keys, d), ..Source::copy(conv, keys + values, t.conv_kernel) };
         let ne = vec![t.conv_kernel, keys + values];
         self.push(&format!("{to}ssm_conv1d.weight"), BlockType::F32, ne, source);
         let dt = format!("{from}dt_bias");
@@ -348,9 +347,7 @@ impl Builder<'_> {
         let patch = format!("{from}embeddings.patch_embedding.weight");
         let own = self.take(&patch, &[d, 3, p, p])?;
         let cols = 3 * p * p;
-        let none = None;
-        let source =
-            Source { name: patch, first_row: 0, rows: d, cols, op: Op::Copy, row_heads: none, col_heads: none };
+        let source = Source::copy(patch, d, cols);
         self.push("v.patch_embd.weight", own, vec![p, p, 3, d], source);
         self.vector("v.patch_embd.bias", &format!("{from}embeddings.patch_embedding.bias"), d, Op::Copy)?;
         let position = format!("{from}embeddings.position_embedding.weight");
@@ -360,8 +357,7 @@ impl Builder<'_> {
             self.norm(&format!("{to}ln1"), &format!("{from}layer_norm1"), d)?;
             self.vision_attention(&to, &from, d)?;
             self.norm(&format!("{to}ln2"), &format!("{from}layer_norm2"), d)?;
-            self.linear(&format!("{to}ffn_up"), &format!("{from}mlp.fc1"), v.ffn, d)?;
-            self.linear(&format!("{to}ffn_down"), &format!("{from}mlp.fc2"), d, v.ffn)?;
+            self.vision_mlp(&to, &format!("{from}mlp."), v.ffn, d)?;
             if i == v.insert_layer {
                 let (to, from) = ("v.vit_merger.", "model.vision_tower.vit_merger.");
                 self.norm(&format!("{to}ln1"), &format!("{from}layer_norm1"), d)?;
@@ -386,6 +382,23 @@ impl Builder<'_> {
     fn linear(&mut self, to: &str, from: &str, rows: u64, cols: u64) -> Result<()> {
         self.matrix(&format!("{to}.weight"), &format!("{from}.weight"), rows, cols, Class::Vision)?;
         self.vector(&format!("{to}.bias"), &format!("{from}.bias"), rows, Op::Copy)
+    }
+
+    /// The MLP of a layer. Its width, 4304, is no multiple of 32: in a packed file of quantized matrices zeros fill it up, which
+    /// change no result, so that the second matrix can be quantized.
+    fn vision_mlp(&mut self, to: &str, from: &str, ffn: u64, d: u64) -> Result<()> {
+        let block = self.types.vision.unwrap_or(self.types.resident);
+        let pad = match self.layout {
+            Layout::Packed if block.block_elems() > 1 => ffn.next_multiple_of(32) - ffn,
+            _ => 0,
+        };
+        let source = |name: &str, rows, cols, pad| Source { pad, ..Source::copy(format!("{from}{name}"), rows, cols) };
+        self.copied(&format!("{to}ffn_up.weight"), source("fc1.weight", ffn, d, [pad, 0]), Class::Vision)?;
+        self.take(&format!("{from}fc1.bias"), &[ffn])?;
+        let bias = source("fc1.bias", 1, ffn, [0, pad]);
+        self.push(&format!("{to}ffn_up.bias"), BlockType::F32, vec![ffn + pad], bias);
+        self.copied(&format!("{to}ffn_down.weight"), source("fc2.weight", d, ffn, [0, pad]), Class::Vision)?;
+        self.vector(&format!("{to}ffn_down.bias"), &format!("{from}fc2.bias"), d, Op::Copy)
     }
 
     fn vision_attention(&mut self, to: &str, from: &str, d: u64) -> Result<()> {

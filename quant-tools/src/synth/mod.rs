@@ -148,7 +148,8 @@ impl Synthetic {
 
     /// Whether the packed rows of `source` are whole blocks in the order of the checkpoint.
     pub(crate) fn copies_blocks(&self, source: &Source) -> bool {
-        source.cols.is_multiple_of(BLOCK as u64) && source.op == Op::Copy && source.col_heads.is_none()
+        let plain = source.op == Op::Copy && source.col_heads.is_none() && source.pad == [0; 2];
+        plain && source.cols.is_multiple_of(BLOCK as u64)
     }
 
     /// What reading and quantizing would give, out of quantized blocks; only if [`Self::copies_blocks`].
@@ -227,13 +228,9 @@ mod tests {
         let heads = Some(Heads { start: 2, unit: 2, key_heads: 2, ratio: 2 });
         for (block, row_heads) in [(BlockType::Q4K, None), (BlockType::Q8_0, heads), (BlockType::BF16, None)] {
             let source = Source {
-                name: "model.language_model.layers.0.x.weight".into(),
                 first_row: 5,
-                rows: 10,
-                cols: 512,
-                op: Op::Copy,
                 row_heads,
-                col_heads: None,
+                ..Source::copy("model.language_model.layers.0.x.weight".into(), 10, 512)
             };
             let mut copied = Vec::new();
             let mut converter = Converter::default();
@@ -257,9 +254,8 @@ mod tests {
             ("model.vision_tower.post_layernorm.weight", 1, 2048, 1.0, 0.05),
             ("model.layers.0.linear_attn.A_log", 1, 2048, -2.0, 0.5),
         ] {
-            let none = None;
             let name = name.to_string();
-            let source = Source { name, first_row: 0, rows, cols, op: Op::Copy, row_heads: none, col_heads: none };
+            let source = Source::copy(name, rows, cols);
             let mut raw = vec![0; (rows * cols * 2) as usize];
             s.read(&source, 0, &mut raw);
             let x: Vec<f64> = raw.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b).into()).collect();

@@ -227,6 +227,9 @@ pub struct BenchArgs {
     /// Read all experts into memory first: measures kernels, not storage
     #[arg(long)]
     pub resident: bool,
+    /// Measure how long one square crop takes the vision tower, at 16x and at 4x, instead of tokens
+    #[arg(long, conflicts_with_all = ["resident", "prefill", "decode"])]
+    pub vision: bool,
     /// Tokens of the prompt
     #[arg(long, value_name = "TOKENS", default_value_t = 64, value_parser = parse_count)]
     pub prefill: usize,

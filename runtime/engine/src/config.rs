@@ -476,6 +476,11 @@ impl VisionConfig {
         self.hidden / self.heads
     }
 
+    /// Width of a layer's MLP, filled up to whole blocks of 32 as packed files may have it.
+    pub fn inner_filled(&self) -> usize {
+        self.inner.next_multiple_of(32)
+    }
+
     /// Values in a patch: 3 channels of `patch × patch` pixels.
     pub fn patch_values(&self) -> usize {
         3 * self.patch * self.patch

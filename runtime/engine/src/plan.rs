@@ -256,13 +256,14 @@ impl VisionSizes {
 
     pub fn new(v: &VisionConfig, hidden: usize, patches: usize) -> Self {
         // The merger's output has a quarter of the columns, so a text width of up to four towers fits `inner`'s bound.
-        let inner = patches * v.inner.max(v.hidden).max(hidden.div_ceil(4));
+        let wide = v.inner_filled().max(v.hidden);
+        let inner = patches * wide.max(hidden.div_ceil(4));
         Self {
             wide: patches * v.hidden,
             inner,
             turned: inner,
             patches: patches * v.patch_values(),
-            q8: q8_words(patches, v.inner.max(v.hidden).max(v.patch_values())),
+            q8: q8_words(patches, wide.max(v.patch_values())),
         }
     }
 

@@ -172,8 +172,9 @@ impl Tower<'_, '_> {
         self.norm(&w.ln2, &x[..n * d], &mut y[..n * d]);
         let mut p = Products { turned: s.turned, q8: s.q8 };
         self.exec.linear(&w.fc1, self.resident, &y[..n * d], &mut p, s.inner);
-        let inner = &mut s.inner[..n * self.c.inner];
-        self.exec.each_row(inner, self.c.inner, |_, row| (self.exec.ks.gelu_tanh)(row));
+        let wide = w.fc1.w.rows;
+        let inner = &mut s.inner[..n * wide];
+        self.exec.each_row(inner, wide, |_, row| (self.exec.ks.gelu_tanh)(row));
         self.exec.linear(&w.fc2, self.resident, inner, &mut p, z);
         self.add(&mut x[..n * d], &z[..n * d]);
     }
@@ -189,24 +190,41 @@ impl Tower<'_, '_> {
         let mut p = Products { turned: s.turned, q8: s.q8 };
         let [_, x, y, queries, rows, keys, values, o] = &mut s.wide;
         let x = &x[..n * d];
-        self.exec.linear(q, self.resident, x, &mut p, queries);
+        self.exec.together([&q.w, &k.w, &v.w], self.resident, x, &mut p, [queries, rows, o]);
+        self.exec
+            .each_row(&mut queries[..n * d], d, |_, q_row| (self.exec.ks.axpy)(1.0, q.b.f32(self.resident), q_row));
         // Keys and values by head: (heads, n, dim), so that a head's rows lie together.
-        for (w, by_head) in [(k, &mut **keys), (v, &mut **values)] {
-            self.exec.linear(w, self.resident, x, &mut p, rows);
-            let rows = &*rows;
-            self.exec.each_row(&mut by_head[..n * d], dim, |i, o| {
-                let (head, t) = (i / n, i % n);
-                o.copy_from_slice(&rows[t * d + head * dim..][..dim]);
+        for (w, rows, by_head) in [(k, &**rows, &mut **keys), (v, &**o, &mut **values)] {
+            let bias = w.b.f32(self.resident);
+            self.exec.each_row(&mut by_head[..n * d], n * dim, |head, o| {
+                for (t, o) in o.chunks_exact_mut(dim).enumerate() {
+                    o.copy_from_slice(&rows[t * d + head * dim..][..dim]);
+                    (self.exec.ks.axpy)(1.0, &bias[head * dim..][..dim], o);
+                }
             });
         }
         let scale = 1.0 / libm::sqrtf(dim as f32);
         let (queries, keys, values) = (&**queries, &**keys, &**values);
-        self.exec.each_row(&mut o[..n * d], dim, |i, o| {
-            let (t, head) = (i / heads, i % heads);
-            let at = (head * n + t / group * group) * dim;
-            let (k, v) = (KvRows::F32(&keys[at..][..group * dim]), KvRows::F32(&values[at..][..group * dim]));
-            (self.exec.ks.attention)(&queries[i * dim..][..dim], k, v, group, scale, o);
-        });
+        if group == n {
+            // Rows of tokens, each all heads: as many as the kernels take at a time.
+            let rows = 64;
+            self.exec.each_row(&mut o[..n * d], rows * d, |i, o| {
+                for head in 0..heads {
+                    // From this head's first element to its last.
+                    let (from, len) = (head * dim, o.len() - d + dim);
+                    let q = &queries[i * rows * d + from..][..len];
+                    let (k, v) = (&keys[head * n * dim..][..n * dim], &values[head * n * dim..][..n * dim]);
+                    (self.exec.ks.attention_rows)(q, k, v, dim, d, scale, &mut o[from..][..len]);
+                }
+            });
+        } else {
+            self.exec.each_row(&mut o[..n * d], dim, |i, o| {
+                let (t, head) = (i / heads, i % heads);
+                let at = (head * n + t / group * group) * dim;
+                let (k, v) = (KvRows::F32(&keys[at..][..group * dim]), KvRows::F32(&values[at..][..group * dim]));
+                (self.exec.ks.attention)(&queries[i * dim..][..dim], k, v, group, scale, o);
+            });
+        }
         self.exec.linear(out, self.resident, &o[..n * d], &mut p, y);
     }
 

@@ -313,6 +313,10 @@ impl Finder<'_, '_> {
         let mut layers = Vec::new();
         for l in 0..v.layers {
             let name = |s: &str| format!("v.blk.{l}.{s}");
+            // The MLP may be filled up with zeros to whole blocks.
+            let up = self.header.tensor(&name("ffn_up.weight"));
+            let filled = up.is_some_and(|t| t.ne[1] == v.inner_filled() as u64);
+            let width = if filled { v.inner_filled() } else { f };
             layers.push(VisionLayer {
                 ln1: self.norm(&name("ln1"), d)?,
                 q: self.linear(&name("attn_q"), d, d)?,
@@ -320,8 +324,8 @@ impl Finder<'_, '_> {
                 v: self.linear(&name("attn_v"), d, d)?,
                 out: self.linear(&name("attn_out"), d, d)?,
                 ln2: self.norm(&name("ln2"), d)?,
-                fc1: self.linear(&name("ffn_up"), f, d)?,
-                fc2: self.linear(&name("ffn_down"), d, f)?,
+                fc1: self.linear(&name("ffn_up"), width, d)?,
+                fc2: self.linear(&name("ffn_down"), d, width)?,
             });
         }
         let window_merger = match v.insert_layer {

@@ -7,9 +7,11 @@
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     let clamped = x.clamp(-105.0, 89.0);
-    // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer without a call.
+    // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits: a cast, which must look out for NaN and
+    // overflow, would keep x86 compilers from vectors.
     const ROUND: f32 = 12_582_912.0;
-    let n = (clamped * core::f32::consts::LOG2_E + ROUND) - ROUND;
+    let rounded = clamped * core::f32::consts::LOG2_E + ROUND;
+    let n = rounded - ROUND;
     let r = clamped - n * 0.693_359_4 - n * -2.121_944_4e-4;
     let mut p = 1.987_569_1e-4;
     p = p * r + 1.398_2e-3;
@@ -19,10 +21,10 @@ pub fn exp(x: f32) -> f32 {
     p = p * r + 5.000_000_3e-1;
     let y = p * r * r + r + 1.0;
     // 2^n as a product of two normal numbers, so that the ends underflow and overflow as they should.
-    let n = n as i32;
+    let n = (rounded.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
     let half = n >> 1;
     let a = f32::from_bits(((half + 127) << 23) as u32);
-    let b = f32::from_bits(((n - half + 127) << 23) as u32);
+    let b = f32::from_bits(((n.wrapping_sub(half) + 127) << 23) as u32);
     y * a * b
 }
 

@@ -111,6 +111,24 @@ fn attention(set: &KernelSet, oracle: &KernelSet) {
     }
 }
 
+fn attention_rows(set: &KernelSet, oracle: &KernelSet) {
+    for (dim, stride, rows, positions) in [(24, 24, 1, 1), (72, 144, 37, 65), (64, 64, 32, 200), (20, 23, 5, 7)] {
+        let mut rng = Rng(dim as u64 + positions as u64);
+        let len = (rows - 1) * stride + dim;
+        let (q, k, v) = (rng.vec(len, 1.0), rng.vec(positions * dim, 2.0), rng.vec(positions * dim, 1.0));
+        let run = |set: &KernelSet, q: &[f32]| {
+            let mut out = vec![7f32; q.len()];
+            (set.attention_rows)(q, &k, &v, dim, stride, 0.5, &mut out);
+            out
+        };
+        let (got, want) = (run(set, &q), run(oracle, &q));
+        let what = format!("attention_rows ({rows}, {positions}, {dim})");
+        near(set.name, &what, &got, &want, |_| 1e-5);
+        let last = &q[(rows - 1) * stride..];
+        same_bits(set.name, &format!("{what}: the last row alone"), &got[(rows - 1) * stride..], &run(set, last));
+    }
+}
+
 /// The rest runs the scalar function with wider instructions: the same bits.
 fn same(set: &KernelSet, oracle: &KernelSet) {
     // Named one by one, so that a new function cannot be forgotten.
@@ -118,6 +136,7 @@ fn same(set: &KernelSet, oracle: &KernelSet) {
         name,
         matmul: _,
         attention: _,
+        attention_rows: _,
         quantize_act,
         delta_step,
         conv_step,
@@ -192,6 +211,7 @@ fn every_variant_agrees_with_the_oracle() {
         println!("{}", set.name);
         matmul(set, oracle);
         attention(set, oracle);
+        attention_rows(set, oracle);
         same(set, oracle);
         variants += 1;
     }

@@ -10,9 +10,9 @@ mod neon;
 use crate::KernelSet;
 use crate::lanes::variant;
 
-variant!(NEON, neon_entries, neon::Lanes<neon::Widening>, 2, 2, "neon", "neon");
-variant!(DOTPROD, dotprod_entries, neon::Lanes<dotprod::Sdot>, 2, 2, "dotprod", "neon,dotprod");
-variant!(I8MM, i8mm_entries, neon::Lanes<i8mm::Smmla>, 2, 2, "i8mm", "neon,dotprod,i8mm");
+variant!(NEON, neon_entries, neon::Lanes<neon::Widening>, 2, 2, [1, 6], "neon", "neon");
+variant!(DOTPROD, dotprod_entries, neon::Lanes<dotprod::Sdot>, 2, 2, [1, 6], "dotprod", "neon,dotprod");
+variant!(I8MM, i8mm_entries, neon::Lanes<i8mm::Smmla>, 2, 2, [1, 6], "i8mm", "neon,dotprod,i8mm");
 
 /// The variants that this CPU runs, best first.
 pub(crate) fn available() -> impl Iterator<Item = &'static KernelSet> {

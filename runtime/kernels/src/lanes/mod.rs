@@ -13,7 +13,7 @@ mod quantized;
 use crate::{Columns, scalar};
 use forerun_format::BlockType;
 
-pub(crate) use attention::attention;
+pub(crate) use attention::{attention, attention_rows};
 pub(crate) use decode::Decode;
 pub(crate) use isa::{Dots, Isa, Narrow};
 pub(crate) use quantized::tiles;
@@ -40,12 +40,13 @@ pub(crate) unsafe fn matmul<I: Isa, const COLUMNS: usize, const TILE: usize>(
 /// A kernel set whose entry points enable `$features` for everything inlined into them. What is not in `Isa` is the
 /// scalar function itself, which the compiler then turns into wider instructions without changing a bit.
 macro_rules! variant {
-    ($set:ident, $module:ident, $isa:ty, $columns:literal, $tile:literal, $name:literal, $features:literal) => {
+    ($set:ident, $module:ident, $isa:ty, $columns:literal, $tile:literal, [$queries:literal, $keys:literal], $name:literal, $features:literal) => {
         static $set: $crate::KernelSet = $crate::KernelSet {
             name: $name,
             matmul: $module::matmul,
             quantize_act: $module::quantize_act,
             attention: $module::attention,
+            attention_rows: $module::attention_rows,
             delta_step: $module::delta_step,
             conv_step: $module::conv_step,
             rms_norm: $module::rms_norm,
@@ -89,6 +90,9 @@ macro_rules! variant {
                 attention(q: &[f32], k: KvRows<'_>, v: KvRows<'_>, n: usize, scale: f32, out: &mut [f32]) =
                     // SAFETY: as above.
                     unsafe { lanes::attention::<$isa>(q, k, v, n, scale, out) };
+                attention_rows(q: &[f32], k: &[f32], v: &[f32], dim: usize, stride: usize, scale: f32, out: &mut [f32]) =
+                    // SAFETY: as above.
+                    unsafe { lanes::attention_rows::<$isa, $queries, $keys>(q, k, v, dim, stride, scale, out) };
                 quantize_act(x: &[f32], n: usize, out: &mut [ActQ8]) =
                     // SAFETY: as above.
                     unsafe { <$isa as lanes::Isa>::quantize(x, n, out) };

@@ -57,3 +57,27 @@ fn run<T: Copy>(q: &[f32], k: &[T], v: &[T], n: usize, scale: f32, out: &mut [f3
     let inv = 1.0 / sum;
     out.iter_mut().for_each(|o| *o *= inv);
 }
+
+/// [`attention`] of many queries over the same positions: a head of a vision tower.
+///
+/// `q` and `out` hold rows `stride` apart, of which the first `dim` elements count; the last row may end there. `k` and `v`
+/// are `(positions, dim)`.
+///
+/// # Panics
+/// If the lengths do not fit one another, `dim` is over 256, or there is no position.
+pub fn attention_rows(q: &[f32], k: &[f32], v: &[f32], dim: usize, stride: usize, scale: f32, out: &mut [f32]) {
+    check_attention_rows(q, k, v, dim, stride, out);
+    for (q, out) in q.chunks(stride).zip(out.chunks_mut(stride)) {
+        attention(&q[..dim], KvRows::F32(k), KvRows::F32(v), k.len() / dim, scale, &mut out[..dim]);
+    }
+}
+
+/// Checks what every variant's `attention_rows` relies on.
+///
+/// # Panics
+/// If it does not hold.
+pub(crate) fn check_attention_rows(q: &[f32], k: &[f32], v: &[f32], dim: usize, stride: usize, out: &[f32]) {
+    assert!((1..=256).contains(&dim) && stride >= dim, "heads of {dim} elements in rows of {stride}");
+    assert!(!k.is_empty() && k.len().is_multiple_of(dim) && k.len() == v.len(), "whole keys and values of {dim}");
+    assert!(q.len() == out.len() && q.len() >= dim && (q.len() - dim) % stride <= stride - dim, "whole rows");
+}

@@ -2,7 +2,7 @@
 
 use super::{dot, fold};
 use crate::blocks::Blocks;
-use crate::quant::{round, with_blocks};
+use crate::quant::with_blocks;
 use crate::{ActQ8, Columns, act_blocks, act_columns};
 use forerun_format::BlockType;
 use forerun_format::block::{
@@ -134,6 +134,17 @@ pub(crate) fn check_quantize(x: &[f32], n: usize, out: &[ActQ8]) {
     assert_eq!(out.len(), act_columns(x.len() / n) * act_blocks(n), "blocks for {} activations", x.len());
 }
 
+/// Rounds half away from zero, at most 127 either way; NaN is 0. Without a cast, for the reason given in `math::exp`.
+#[inline(always)]
+fn round(x: f32) -> i8 {
+    const ROUND: f32 = 8_388_608.0;
+    let up = x.abs() + 0.5;
+    let nearest = up + ROUND;
+    // The integer below: the nearest one, or the one before it.
+    let below = nearest.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_sub(u32::from(nearest - ROUND > up)) as i8;
+    if x < 0.0 { below.wrapping_neg() } else { below }
+}
+
 /// Quantizes up to 256 activations, a multiple of 32.
 #[inline(always)]
 pub(crate) fn quantize_block(x: &[f32], o: &mut ActQ8) {
@@ -143,7 +154,8 @@ pub(crate) fn quantize_block(x: &[f32], o: &mut ActQ8) {
         let mut lanes = [0f32; super::LANES];
         for x in x.as_chunks::<{ super::LANES }>().0 {
             for (m, x) in lanes.iter_mut().zip(x) {
-                *m = m.max(x.abs());
+                let x = x.abs();
+                *m = if x > *m { x } else { *m };
             }
         }
         let max = lanes.iter().fold(0f32, |m, x| m.max(*x));
@@ -151,7 +163,7 @@ pub(crate) fn quantize_block(x: &[f32], o: &mut ActQ8) {
         let inv = if inv.is_finite() { inv } else { 0.0 };
         o.d[k] = max / 127.0;
         for (q, x) in o.qs[k * QK..].iter_mut().zip(x) {
-            *q = round(x * inv) as i8;
+            *q = round(x * inv);
         }
         for half in [2 * k, 2 * k + 1] {
             let sum: i32 = o.qs[half * 16..][..16].iter().map(|&q| i32::from(q)).sum();

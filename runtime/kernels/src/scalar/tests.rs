@@ -149,3 +149,20 @@ fn norms_match_f64() {
         assert!((f64::from(layer[i]) - want).abs() < 2e-6);
     }
 }
+
+#[test]
+fn activations_are_rounded_half_away_from_zero() {
+    // The largest is 127, so the scale is 1 and the quants are the rounded values themselves.
+    for (x, want) in [(0.5, 1), (-0.5, -1), (0.4999, 0), (1.5, 2), (2.5, 3), (-2.5, -3), (126.49999, 126), (-0.0, 0)] {
+        let mut column = [0f32; 32];
+        (column[0], column[7]) = (127.0, x);
+        let mut out = [ActQ8::zeroed()];
+        quantize_act(&column, 32, &mut out);
+        assert_eq!((out[0].d[0], out[0].qs[0], out[0].qs[7]), (1.0, 127, want), "{x}");
+    }
+    for odd in [f32::NAN, f32::INFINITY] {
+        let mut out = [ActQ8::zeroed()];
+        quantize_act(&[odd; 32], 32, &mut out);
+        assert_eq!(out[0].qs[..32], [0; 32], "{odd}");
+    }
+}

@@ -1,15 +1,16 @@
-//! AVX-512 with VNNI.
+//! AVX-512 with VNNI, and the same with AMX for tiles of columns.
 
 use super::narrow::Avx;
-use super::tile;
+use super::{amx, tile};
 use crate::lanes::{Decode, Isa};
 use crate::{ActQ8, Columns};
 use core::arch::x86_64::*;
 
-pub(super) struct Avx512Vnni;
+pub(super) struct Avx512<const AMX: bool>;
+pub(super) type Avx512Vnni = Avx512<false>;
 
 // SAFETY: each function only uses its arguments as the trait says.
-unsafe impl Isa for Avx512Vnni {
+unsafe impl<const AMX: bool> Isa for Avx512<AMX> {
     type F = __m512;
     type N = Avx;
 
@@ -108,6 +109,6 @@ unsafe impl Isa for Avx512Vnni {
     #[inline(always)]
     unsafe fn matrix<D: Decode, const C: usize>(w: &[D], x: Columns<'_>, out: &mut [f32]) {
         // SAFETY: passed on.
-        unsafe { tile::matrix(w, x, out) }
+        unsafe { if AMX { amx::matrix(w, x, out) } else { tile::matrix(w, x, out) } }
     }
 }

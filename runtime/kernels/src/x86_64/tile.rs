@@ -15,13 +15,38 @@ use forerun_format::block::QK_K;
 /// 256 activations of each of 16 columns, column by column in the lanes: the fields of 16 [`ActQ8`], turned.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-struct ActTile {
+pub(super) struct ActTile {
     d: [[f32; ACT_TILE]; 8],
     sums: [[f32; ACT_TILE]; 16],
     /// Four successive quants of each column.
     qs: [[[i8; 4]; ACT_TILE]; 64],
 }
 const _: () = assert!(size_of::<ActTile>() == ACT_TILE * size_of::<ActQ8>());
+
+impl ActTile {
+    /// Quants of group `g`: `(8 quads, columns, 4)`.
+    pub(super) fn quads(&self, g: usize) -> *const i8 {
+        self.qs[g * 8..][..8].as_ptr().cast()
+    }
+
+    /// Scales of group `g`.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+    pub(super) fn scales(&self, g: usize) -> __m512 {
+        // SAFETY: a row of 16.
+        unsafe { _mm512_loadu_ps(self.d[g].as_ptr()) }
+    }
+
+    /// Sums of group `g`: of its halves, added.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+    pub(super) fn group_sums(&self, g: usize) -> __m512 {
+        // SAFETY: rows of 16.
+        unsafe {
+            _mm512_add_ps(_mm512_loadu_ps(self.sums[2 * g].as_ptr()), _mm512_loadu_ps(self.sums[2 * g + 1].as_ptr()))
+        }
+    }
+}
 
 /// Columns that follow as a tile, or one.
 fn width(left: usize) -> usize {
@@ -48,19 +73,58 @@ pub(super) fn quantize(x: &[f32], n: usize, out: &mut [ActQ8]) {
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 fn weave(x: &[f32], n: usize, out: &mut [ActTile]) {
+    let columns = x.len() / n;
+    let mut apart = [<ActQ8 as bytemuck::Zeroable>::zeroed(); ACT_TILE];
     for (s, o) in out.iter_mut().enumerate() {
-        let mut one = bytemuck::Zeroable::zeroed();
-        for c in 0..ACT_TILE {
-            if c < x.len() / n {
-                let x = &x[c * n..][..n];
-                quantize_block(&x[s * QK_K..n.min((s + 1) * QK_K)], &mut one);
-            } else if c == x.len() / n {
-                one = bytemuck::Zeroable::zeroed();
+        for (x, a) in x.chunks_exact(n).zip(&mut apart) {
+            quantize_block(&x[s * QK_K..n.min((s + 1) * QK_K)], a);
+        }
+        debug_assert!(columns <= ACT_TILE);
+        const WORDS: usize = size_of::<ActQ8>() / 4;
+        let (from, to) = (apart.as_ptr().cast::<f32>(), (&raw mut *o).cast::<f32>());
+        // The last 16 words overlap the ones before.
+        for first in [0, 16, 32, 48, 64, WORDS - 16] {
+            // SAFETY: the words from `first` on of 16 blocks, and 16 rows of the tile.
+            unsafe { turn(from.add(first), WORDS, to.add(first * ACT_TILE)) };
+        }
+    }
+}
+
+/// `to[c][r] = from[r][c]` for 16 rows and columns of 32 bits; rows of `from` are `stride` apart.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn turn(from: *const f32, stride: usize, to: *mut f32) {
+    // SAFETY: the caller vouches for both.
+    unsafe {
+        let mut a = [_mm512_setzero_ps(); 16];
+        let mut b = a;
+        for (r, a) in a.iter_mut().enumerate() {
+            *a = _mm512_loadu_ps(from.add(r * stride));
+        }
+        // Pairs of rows, pairs of pairs, then quarters of registers, twice.
+        for i in (0..16).step_by(2) {
+            b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
+            b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
+        }
+        for i in (0..16).step_by(4) {
+            for k in 0..2 {
+                let (x, y) = (_mm512_castps_pd(b[i + k]), _mm512_castps_pd(b[i + 2 + k]));
+                a[i + 2 * k] = _mm512_castpd_ps(_mm512_unpacklo_pd(x, y));
+                a[i + 2 * k + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(x, y));
             }
-            let ActQ8 { d, sums, qs } = &one;
-            o.d.iter_mut().zip(d).for_each(|(o, d)| o[c] = *d);
-            o.sums.iter_mut().zip(sums).for_each(|(o, s)| o[c] = *s);
-            o.qs.iter_mut().zip(qs.as_chunks::<4>().0).for_each(|(o, q)| o[c] = *q);
+        }
+        for i in [0, 8] {
+            for k in 0..4 {
+                b[i + k] = _mm512_shuffle_f32x4::<0x88>(a[i + k], a[i + 4 + k]);
+                b[i + 4 + k] = _mm512_shuffle_f32x4::<0xDD>(a[i + k], a[i + 4 + k]);
+            }
+        }
+        for k in 0..4 {
+            // Rows k and 8 + k are even quarters, 4 + k and 12 + k odd ones.
+            for (odd, b) in [(0, [b[k], b[8 + k]]), (4, [b[4 + k], b[12 + k]])] {
+                _mm512_storeu_ps(to.add((odd + k) * 16), _mm512_shuffle_f32x4::<0x88>(b[0], b[1]));
+                _mm512_storeu_ps(to.add((odd + 8 + k) * 16), _mm512_shuffle_f32x4::<0xDD>(b[0], b[1]));
+            }
         }
     }
 }
@@ -71,33 +135,49 @@ fn weave(x: &[f32], n: usize, out: &mut [ActTile]) {
 /// AVX-512 VNNI is enabled in the caller; `scalar::check_matmul` accepted the arguments.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn matrix<D: Decode>(w: &[D], x: Columns<'_>, out: &mut [f32]) {
-    let (columns, blocks) = (x.count(), act_blocks(x.n));
-    let tiles = columns / ACT_TILE + usize::from(columns % ACT_TILE > ACT_LOOSE_MAX);
+    let tiles = tiles(x.count());
     // SAFETY: check_matmul compared every length; tiles come before loose columns, as quantize() left them.
     unsafe {
         if tiles > 0 {
-            products::<D>(w, x.n, bytemuck::cast_slice(&x.q8[..tiles * ACT_TILE * blocks]), columns, out);
+            let woven = &x.q8[..tiles * ACT_TILE * act_blocks(x.n)];
+            products::<D>(w, x.n, bytemuck::cast_slice(woven), x.count(), out);
         }
-        for c in tiles * ACT_TILE..columns {
-            column::<D>(w, x.n, &x.q8[c * blocks..][..blocks], &mut out[c..], columns);
-        }
+        loose(w, x, tiles * ACT_TILE, out);
+    }
+}
+
+/// Tiles that `columns` columns make.
+pub(super) fn tiles(columns: usize) -> usize {
+    columns / ACT_TILE + usize::from(columns % ACT_TILE > ACT_LOOSE_MAX)
+}
+
+/// The columns from `first` on, one by one.
+///
+/// # Safety
+/// As for [`matrix`]; they are no tile.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+pub(super) unsafe fn loose<D: Decode>(w: &[D], x: Columns<'_>, first: usize, out: &mut [f32]) {
+    let (columns, blocks) = (x.count(), act_blocks(x.n));
+    for c in first..columns {
+        // SAFETY: passed on.
+        unsafe { column::<D>(w, x.n, &x.q8[c * blocks..][..blocks], &mut out[c..], columns) };
     }
 }
 
 /// How much decoded bytes lie above their weights, made unsigned as VNNI wants its first factor.
-const fn offset<D: Decode>() -> u8 {
+pub(super) const fn offset<D: Decode>() -> u8 {
     if D::SIGNED { 128 } else { D::OFFSET }
 }
 
 /// Where the sum of part `i` of a superblock stands among the sums.
-const fn place<D: Decode>(i: usize) -> usize {
+pub(super) const fn place<D: Decode>(i: usize) -> usize {
     if D::HALVES { i % 4 * 4 + i / 4 } else { i % 2 * 4 + i / 2 }
 }
 
 /// Groups `2 p` and `2 p + 1`, unsigned.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn unsigned<D: Decode>(w: *const D, p: usize) -> __m512i {
+pub(super) unsafe fn unsigned<D: Decode>(w: *const D, p: usize) -> __m512i {
     // SAFETY: passed on.
     unsafe {
         if let Some(at) = D::NIBBLES {
@@ -113,7 +193,7 @@ unsafe fn unsigned<D: Decode>(w: *const D, p: usize) -> __m512i {
 
 /// The superblock at block `at` of a row: in place, or, past the row's end, in a copy filled up with zeros.
 #[inline(always)]
-fn superblock<D: Decode>(row: &[D], at: usize, copy: &mut [D; 8]) -> *const D {
+pub(super) fn superblock<D: Decode>(row: &[D], at: usize, copy: &mut [D; 8]) -> *const D {
     if at + 8 / D::GROUPS <= row.len() {
         return row[at..].as_ptr();
     }
@@ -274,6 +354,11 @@ struct Rows {
     sums: [[[f32; ACT_TILE]; 16]; ROWS_MAX],
 }
 
+/// Tiles of a panel, for columns of `supers` superblocks.
+pub(super) fn panel(supers: usize) -> usize {
+    (PANEL_BYTES / (supers * size_of::<ActTile>())).max(1)
+}
+
 /// Matrix times tiles of 16 columns; `out` is `(rows, columns)`.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn products<D: Decode>(w: &[D], n: usize, x: &[ActTile], columns: usize, out: &mut [f32]) {
@@ -281,7 +366,7 @@ unsafe fn products<D: Decode>(w: &[D], n: usize, x: &[ActTile], columns: usize, 
     let rows = w.len() / per_row;
     let block = (SUPERS_MAX / supers).clamp(1, ROWS_MAX);
     let chunk = supers.min(SUPERS_MAX);
-    let panel = (PANEL_BYTES / (supers * size_of::<ActTile>())).max(1);
+    let panel = panel(supers);
     let mut space = Rows {
         qs: [[0; QK_K]; SUPERS_MAX],
         scale: [[0.0; 16]; SUPERS_MAX],
@@ -318,7 +403,7 @@ unsafe fn products<D: Decode>(w: &[D], n: usize, x: &[ActTile], columns: usize, 
 /// Adds one row's sums pairwise, as [`column`] does.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn fold<D: Decode>(sums: &[[f32; ACT_TILE]; 16]) -> __m512 {
+pub(super) unsafe fn fold<D: Decode>(sums: &[[f32; ACT_TILE]]) -> __m512 {
     // SAFETY: the caller enabled the instructions.
     unsafe {
         // Loops throughout: closures given to core's functions would not know of the instructions.
@@ -381,12 +466,8 @@ unsafe fn multiply<D: Decode>(rows: usize, x: &[ActTile], groups: usize, space: 
                 for (j, q) in q[..quads].iter_mut().enumerate() {
                     *q = _mm512_loadu_si512(tile.qs.as_ptr().add(i * quads + j).cast());
                 }
-                let d = I::load(tile.d[g].as_ptr());
-                let sums = if D::HALVES {
-                    I::load(tile.sums[i].as_ptr())
-                } else {
-                    _mm512_add_ps(I::load(tile.sums[2 * g].as_ptr()), I::load(tile.sums[2 * g + 1].as_ptr()))
-                };
+                let d = tile.scales(g);
+                let sums = if D::HALVES { I::load(tile.sums[i].as_ptr()) } else { tile.group_sums(g) };
                 let mut below = _mm512_setzero_si512();
                 if offset::<D>() != 0 {
                     for q in &q[..quads] {
