@@ -4,7 +4,7 @@
 //! positions and weights alone, never on slots, arrival order, threads or chunks.
 
 use crate::buffers::{State, TextScratch};
-use crate::cache::ExpertCache;
+use crate::cache::{ExpertCache, Shape};
 use crate::config::Config;
 use crate::exec::Exec;
 use crate::moe::{Moe, SumOrder};
@@ -236,8 +236,9 @@ impl<'a, S: Storage> Engine<'a, S> {
         assert_eq!(resident.len(), weights.resident_bytes, "resident region");
         assert!(block.len() >= plan.block_elems(), "block of the plan");
         assert!(storage.slots() >= plan.slots && storage.slot_bytes() >= plan.slot_bytes, "slots of the plan");
-        let moe = config.text.moe().map(|_| {
-            let cache = ExpertCache::new(plan.slots, plan.experts);
+        let moe = config.text.moe().map(|m| {
+            let shape = Shape { layers: weights.banks.len(), experts: m.experts, top_k: m.top_k };
+            let cache = ExpertCache::new(plan.slots, shape);
             Moe::new(config, weights, storage.depth_max(), cache, clock, tuning, plan.options.chunk)
         });
         let (embedding, _) = weights.embedding;

@@ -8,7 +8,7 @@
 extern crate alloc;
 
 mod buffers;
-mod cache;
+pub mod cache;
 pub mod config;
 mod engine;
 mod exec;

@@ -161,6 +161,7 @@ impl<'a> Moe<'a> {
             let at = t * self.top_k..(t + 1) * self.top_k;
             observer.routed(l, first + t, &self.chosen[at.clone()], &weights[at]);
         }
+        self.cache.route(l, &self.chosen[..n * self.top_k]);
         self.group(n);
         self.find(l);
         self.ask(storage, l);
@@ -233,7 +234,6 @@ impl<'a> Moe<'a> {
                 continue;
             }
             let id = self.id(l, e);
-            self.cache.touch(id);
             match self.cache.place(id) {
                 Place::Ready(slot) => {
                     self.counters.hits += 1;

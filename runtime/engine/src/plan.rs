@@ -1,7 +1,7 @@
 //! The memory plan: a sum of named lines. The same numbers size the buffers, so what is printed is what is taken.
 
 use crate::buffers::lines;
-use crate::cache::ExpertCache;
+use crate::cache::{ExpertCache, Shape};
 use crate::config::{Config, Mixer, VisionConfig};
 use crate::exec::q8_words;
 use crate::slicing::{Detail, SliceError, SliceParams, crop_patches_max};
@@ -339,7 +339,12 @@ impl Plan {
         // The file's length bounds its tensors, but a sparse file can be as long as it likes.
         let fixed = sum(&lines).ok_or(PlanError::Overflow)?;
         let books = crate::moe::heap_bytes(w.banks.len(), t.moe().map_or(0, |m| m.experts), floor_slots, chunk);
-        let directory = |slots: usize| (ExpertCache::heap_bytes(slots, experts) + books) as u64;
+        let shape = t.moe().map_or(Shape { layers: 0, experts: 0, top_k: 0 }, |m| Shape {
+            layers: w.banks.len(),
+            experts: m.experts,
+            top_k: m.top_k,
+        });
+        let directory = |slots: usize| (ExpertCache::heap_bytes(slots, shape) + books) as u64;
         let floor = fixed.checked_add(directory(floor_slots) + (floor_slots * slot_bytes) as u64);
         let floor = floor.filter(|&f| f < 1 << 60).ok_or(PlanError::Overflow)?;
         let floor = floor + floor.div_ceil(TABLE_RATIO);
