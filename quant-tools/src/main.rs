@@ -3,14 +3,15 @@
 
 use clap::{Parser, Subcommand, ValueEnum};
 use forerun_format::BlockType;
-use forerun_quant::{Inspect, Packed, Shape, Synth, Types};
+use forerun_quant::{Inspect, Packed, Policy, Prompts, Replay, Shape, Slots, Synth, Types};
 use std::{
     io::{IsTerminal, Write},
+    ops::Range,
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
-/// Pack MiniCPM-V checkpoints into the model file that forerun runs, and inspect such files.
+/// Pack MiniCPM-V checkpoints into the model file that forerun runs, inspect such files, and replay routing traces.
 #[derive(Parser)]
 #[command(name = "forerun-quant", version, after_help = EXIT_CODES)]
 struct Cli {
@@ -23,7 +24,7 @@ Exit codes:
   0  done
   1  reading or writing failed, or a file stands in the way
   2  wrong arguments
-  3  the checkpoint or model file is damaged or not supported
+  3  the checkpoint, model file or trace is damaged or not supported
   4  not enough space or memory";
 
 const PACK_HELP: &str = "\
@@ -56,6 +57,21 @@ const INSPECT_HELP: &str = "\
 Every tensor and every expert is read and compared with its checksum; --no-checksums reads the header only.
 
 Exit codes: 0 sound, 1 I/O, 2 arguments, 3 damaged or not a model file, 4 not enough memory.";
+
+const REPLAY_HELP: &str = "\
+Examples:
+  forerun-quant replay --trace route.csv
+  forerun-quant replay --trace route.csv --policy forerun,lfu-layer:1,optimum --slots 614,12.5% --tokens 64..128
+
+Policies: forerun is the engine's own code. lru and lfu keep what was used last or most; uses lose a share with each
+token (lfu:0.98) and are remembered after eviction. optimum knows the future: no policy has more hits. Each takes one
+pool of slots for all layers; with -layer, each layer has its own.
+
+A trace begins with a line such as '# n_layer=48 n_expert=128 n_expert_used=6'; a line of column names follows, then a
+line for each expert chosen. Needed columns: turn, phase (0 prompt, 1 decode), step, layer, slot, expert.
+Reads that come before they are asked for are not replayed.
+
+Exit codes: 0 done, 1 I/O, 2 arguments, 3 bad trace, or a size out of range.";
 
 #[derive(Subcommand)]
 enum Command {
@@ -120,6 +136,46 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Replay a routing trace through cache policies and print their hit rates
+    #[command(after_help = REPLAY_HELP)]
+    Replay {
+        /// Routing trace
+        #[arg(long, value_name = "FILE")]
+        trace: PathBuf,
+        /// Policies to compare: forerun, lru, lru-layer, lfu[:DECAY], lfu-layer[:DECAY], optimum, optimum-layer
+        /// [default: all]
+        #[arg(long = "policy", value_name = "NAME", value_delimiter = ',')]
+        policies: Vec<Policy>,
+        /// Slots, or share of all experts
+        #[arg(long, value_name = "N|PCT%", value_delimiter = ',', default_value = "6.25%,8%,10%,12.5%,15%,20%,25%")]
+        slots: Vec<Slots>,
+        /// How prompts are replayed, whose hits do not count
+        #[arg(long, value_enum, default_value = "chunk")]
+        prompts: PromptsArg,
+        /// Decoded tokens that count, such as 64..128 [default: all]
+        #[arg(long, value_name = "FROM..TO", value_parser = parse_range)]
+        tokens: Option<Range<usize>>,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum PromptsArg {
+    /// At once, layer by layer, as the engine does
+    Chunk,
+    /// Token by token
+    Tokens,
+    /// Not at all
+    Skip,
+}
+
+fn parse_range(text: &str) -> Result<Range<usize>, String> {
+    let range = text.split_once("..").and_then(|(from, to)| Some(from.parse().ok()?..to.parse().ok()?));
+    range
+        .filter(|r: &Range<usize>| !r.is_empty())
+        .ok_or_else(|| format!("range {text:?}, expected one such as 64..128"))
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -224,6 +280,16 @@ fn run(command: Command) -> Result<(), forerun_quant::Error> {
             let mut out = std::io::stdout().lock();
             let mut bar = progress();
             forerun_quant::inspect(&file, options, &mut out, &mut bar)
+        }
+        Command::Replay { trace, policies, slots, prompts, tokens, json } => {
+            let policies = if policies.is_empty() { Policy::ALL.to_vec() } else { policies };
+            let prompts = match prompts {
+                PromptsArg::Chunk => Prompts::Chunk,
+                PromptsArg::Tokens => Prompts::Tokens,
+                PromptsArg::Skip => Prompts::Skip,
+            };
+            let options = Replay { policies, slots, prompts, tokens, json };
+            forerun_quant::replay(&trace, &options, &mut std::io::stdout().lock())
         }
     }
 }
