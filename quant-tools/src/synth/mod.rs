@@ -223,6 +223,25 @@ mod tests {
     }
 
     #[test]
+    fn padding_is_zeros_after_rows_and_columns() {
+        let checkpoint = Checkpoint::Synthetic(Synthetic::new(3, BTreeMap::new()));
+        let source = Source { pad: [2, 16], ..Source::copy("model.vision_tower.x.weight".into(), 3, 48) };
+        let mut packed = Vec::new();
+        let mut sink = |bytes: &[u8]| {
+            packed.extend_from_slice(bytes);
+            Ok(())
+        };
+        Converter::default().run(&checkpoint, &source, BlockType::F32, &mut sink).unwrap();
+        let rows: Vec<[u8; 256]> = packed.as_chunks::<256>().0.to_vec();
+        assert_eq!((packed.len(), rows.len()), (5 * 256, 5));
+        let plain = by_rows(&checkpoint, &Source { pad: [0; 2], ..source }, BlockType::F32);
+        for (row, plain) in rows.iter().zip(plain.as_chunks::<192>().0) {
+            assert_eq!((&row[..192], &row[192..]), (&plain[..], &[0; 64][..]));
+        }
+        assert_eq!(rows[3..], [[0; 256]; 2]);
+    }
+
+    #[test]
     fn copied_blocks_are_what_quantizing_the_rows_gives() {
         let checkpoint = Checkpoint::Synthetic(Synthetic::new(3, BTreeMap::new()));
         let heads = Some(Heads { start: 2, unit: 2, key_heads: 2, ratio: 2 });

@@ -18,7 +18,7 @@ Exit codes:
 
 Environment:
   FORERUN_MODEL    model file, where --model is not given
-  FORERUN_KERNELS  force a kernel variant: scalar, avx2, avx512vnni; neon, dotprod, i8mm on Arm
+  FORERUN_KERNELS  force a kernel variant: scalar, avx2, avx512vnni, amx; neon, dotprod, i8mm on Arm
   RUST_LOG         log level: error, warn (default), info, debug";
 
 /// Runs MiniCPM-V 4.7 on small boards: experts stay on storage and are read ahead of need.
@@ -70,7 +70,7 @@ pub struct EngineArgs {
     /// Tokens computed together while reading the prompt: each expert is read once for all of them
     #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub chunk: u16,
-    /// Threads [default: all CPUs, at most 8]
+    /// Threads [default: one for each CPU of the fastest kind, at most 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     pub threads: Option<u8>,
     /// Element type of the KV cache

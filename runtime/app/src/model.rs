@@ -15,7 +15,7 @@ use forerun_engine::{
 };
 use forerun_format::{FormatError, gguf::Header, keys};
 use forerun_kernels::KernelSet;
-use forerun_linux::{Arena, DirectFile, FileStorage, IoChoice, Pool, sys};
+use forerun_linux::{Arena, Cores, DirectFile, FileStorage, IoChoice, Pool, SYSFS_CPUS, sys};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
@@ -227,7 +227,7 @@ impl Model {
             slots_max: args.slots,
             tokenizer_bytes: self.tokenizer_bytes(context),
         };
-        let threads = args.threads.map_or_else(|| sys::available_threads().min(8), usize::from);
+        let threads = args.threads.map_or_else(|| cores().fast.len().clamp(1, 8), usize::from);
         let tuning = Tuning { predict: !args.no_predict, ..Tuning::default() };
         Setup { options, threads, io: args.io.into(), tuning }
     }
@@ -288,7 +288,7 @@ impl Model {
                 expected,
             })?;
         }
-        let pool = Pool::new(setup.threads, None).map_err(system("worker threads"))?;
+        let pool = workers(setup.threads).map_err(system("worker threads"))?;
         let clock = sys::MonotonicClock::new();
         let facts = Facts {
             plan,
@@ -318,6 +318,19 @@ impl Model {
 /// few texts have over 5 bytes a token.
 pub fn text_bytes_max(context: usize) -> usize {
     context.saturating_mul(8).saturating_add(4096)
+}
+
+/// CPUs of this machine.
+fn cores() -> Cores {
+    Cores::detect(Path::new(SYSFS_CPUS), &sys::available_cpus())
+}
+
+/// `threads` workers, on the fast CPUs if there are others.
+///
+/// # Errors
+/// Those of [`Pool::new`].
+pub fn workers(threads: usize) -> io::Result<Pool> {
+    Pool::new(threads, cores().pins(threads))
 }
 
 /// Four fifths of what is free, and of what a memory cgroup allows.

@@ -6,6 +6,7 @@
 
 #[allow(unsafe_code)]
 pub mod arena;
+mod cores;
 mod direct;
 mod lanes;
 mod pool;
@@ -17,6 +18,7 @@ mod storage;
 pub mod sys;
 
 pub use arena::{Arena, ArenaFull, IoBuf};
+pub use cores::{Cores, SYSFS_CPUS};
 pub use direct::DirectFile;
 pub use pool::Pool;
 pub use storage::{FileStorage, IoChoice};

@@ -3,14 +3,14 @@
 use super::{headline, say};
 use crate::cli::BenchArgs;
 use crate::error::AppError;
-use crate::model::{Model, kernels, model_path};
+use crate::model::{Model, kernels, model_path, workers};
 use crate::session::Look;
 use forerun_engine::ports::{Storage, Workers};
 use forerun_engine::slicing::Detail;
 use forerun_engine::{CropPixels, Engine, Input, NoObserver};
 use forerun_format::BlockType;
 use forerun_kernels::Columns;
-use forerun_linux::{Arena, Pool};
+use forerun_linux::Arena;
 use serde_json::json;
 use std::time::Instant;
 
@@ -30,7 +30,7 @@ fn memory_bytes_per_s(threads: usize, cap_bytes: Option<u64>) -> Result<f64, App
     let arena = Arena::new(rows * row_bytes).map_err(system)?;
     let full = |e| system(std::io::Error::other(e));
     let matrix: &[u8] = arena.take(rows * row_bytes, 4096).map_err(full)?;
-    let pool = Pool::new(threads, None).map_err(system)?;
+    let pool = workers(threads).map_err(system)?;
     let (ks, x) = (kernels()?, vec![1f32; REFERENCE_ROW]);
     let mut out = vec![0f32; rows];
     // A mebibyte a piece.

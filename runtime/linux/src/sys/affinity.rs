@@ -32,10 +32,16 @@ fn first() -> Option<libc::cpu_set_t> {
     *FIRST.get_or_init(current)
 }
 
+/// CPUs that this process may use.
+pub fn available_cpus() -> Vec<usize> {
+    let Some(set) = first() else { return Vec::new() };
+    // SAFETY: CPU_ISSET only reads the initialised set, and the range ends at its size.
+    (0..libc::CPU_SETSIZE as usize).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect()
+}
+
 /// Number of CPUs that this process may use, at least 1.
 pub fn available_threads() -> usize {
-    // SAFETY: CPU_COUNT only reads the initialised set.
-    first().map_or(1, |set| unsafe { libc::CPU_COUNT(&set) }.max(1) as usize)
+    available_cpus().len().max(1)
 }
 
 /// Lets the calling thread run on `cpu` only.
@@ -77,9 +83,7 @@ mod tests {
         std::thread::spawn(|| {
             let all = cpus();
             assert_eq!(available_threads(), all as usize);
-            // SAFETY: CPU_ISSET only reads the initialised set, and the range ends at its size.
-            let mine = (0..libc::CPU_SETSIZE as usize).find(|&c| unsafe { libc::CPU_ISSET(c, &current().unwrap()) });
-            pin_current_thread(mine.unwrap()).unwrap();
+            pin_current_thread(available_cpus()[0]).unwrap();
             assert_eq!(cpus(), 1);
             assert_eq!(available_threads(), all as usize);
             std::thread::spawn(unpin_current_thread).join().unwrap();

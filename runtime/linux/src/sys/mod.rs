@@ -7,7 +7,7 @@ mod file;
 pub mod memory;
 mod team;
 
-pub use affinity::{available_threads, pin_current_thread, unpin_current_thread};
+pub use affinity::{available_cpus, available_threads, pin_current_thread, unpin_current_thread};
 #[cfg(test)]
 pub(crate) use file::cached_bytes;
 pub use file::drop_page_cache;
