@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Dir, EXPERT_FFN, EXPERTS, Form, HEAD, HIDDEN, KEY_HEADS, LAYERS, Model, VALUE_HEADS, VOCAB};
+use common::{Dir, EXPERT_FFN, EXPERTS, Form, HEAD, HIDDEN, KEY_HEADS, LAYERS, Model, VALUE_HEADS, VISION, VOCAB};
 use forerun_format::{BlockType, crc32c::crc32c, gguf::Header, gguf::Value};
 use forerun_quant::{Error, Types};
 use serde_json::json;
@@ -262,7 +262,21 @@ fn quantized_values_are_near_and_types_follow_the_rules() {
     assert_eq!(p.block("v.position_embd.weight"), BlockType::BF16, "the checkpoint's own");
     assert_eq!(p.block("blk.0.ssm_beta.weight"), BlockType::BF16, "the checkpoint's own");
     assert_eq!(p.block("blk.0.ssm_out.weight"), BlockType::BF16, "rows of 48 are not whole blocks");
-    assert_eq!(p.block("v.blk.0.ffn_down.weight"), BlockType::BF16, "rows of 48 are not whole blocks");
+    // The vision MLP, 48 wide, is filled up to whole blocks with zeros.
+    for (name, ne) in [("ffn_up.weight", [VISION, 64]), ("ffn_up.bias", [64, 1]), ("ffn_down.weight", [64, VISION])] {
+        let t = header.tensor(&format!("v.blk.0.{name}")).unwrap();
+        assert_eq!(t.ne[..2], ne.map(|n| n as u64), "{name}");
+    }
+    assert_eq!(p.block("v.blk.0.ffn_down.weight"), BlockType::Q8_0);
+    let t = header.tensor("v.blk.0.ffn_down.weight").unwrap();
+    let row = &p.0[t.offset as usize..][..2 * 34];
+    check(
+        BlockType::Q8_0,
+        &row[..34],
+        &model.values("model.vision_tower.encoder.layers.0.mlp.fc2.weight")[..32],
+        127.0,
+    );
+    assert_eq!(row[34 + 2 + 16..], [0; 16]);
     assert_eq!(p.block("v.blk.0.ffn_up.weight"), BlockType::Q8_0, "vision follows the resident type");
     assert_eq!(p.block("blk.0.ssm_conv1d.weight"), BlockType::F32);
     assert_eq!(p.block("token_embd.weight"), BlockType::Q8_0);

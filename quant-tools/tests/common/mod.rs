@@ -19,7 +19,7 @@ pub const KEY_HEADS: usize = 2;
 pub const VALUE_HEADS: usize = 6;
 pub const HEAD: usize = 8;
 pub const VOCAB: usize = 40;
-const VISION: usize = 32;
+pub const VISION: usize = 32;
 const VISION_FFN: usize = 48;
 
 /// A folder that is removed when dropped.
