@@ -25,21 +25,21 @@ fn noise(n: usize) -> Vec<f32> {
     (0..n).map(|_| next()).collect()
 }
 
-/// Bytes per second that this core reads: the best of five passes.
-fn read_bytes_per_s() -> f64 {
-    let buffer: Vec<u64> = (0..1 << 25).collect();
-    let pass = || {
+/// Bytes per second that this core reads: the median of five products of an f32 matrix, far larger than the caches, which the
+/// kernels compute faster than memory delivers.
+fn read_bytes_per_s(set: &KernelSet) -> f64 {
+    let (matrix, x) = (vec![1f32; 1 << 26], vec![1f32; N]);
+    let mut out = vec![0f32; matrix.len() / N];
+    let mut passes = [0f64; 5];
+    for pass in &mut passes {
         let start = Instant::now();
-        let mut lanes = [0u64; 16];
-        for chunk in buffer.as_chunks::<16>().0 {
-            for (l, x) in lanes.iter_mut().zip(chunk) {
-                *l = l.wrapping_add(*x);
-            }
-        }
-        black_box(lanes);
-        (buffer.len() * 8) as f64 / start.elapsed().as_secs_f64()
-    };
-    (0..5).map(|_| pass()).fold(0.0, f64::max)
+        let columns = Columns { f32: &x, q8: &[], n: N };
+        (set.matmul)(BlockType::F32, bytemuck::cast_slice(&matrix), columns, &mut out);
+        *pass = size_of_val(&*matrix) as f64 / start.elapsed().as_secs_f64();
+    }
+    black_box(&out);
+    passes.sort_unstable_by(f64::total_cmp);
+    passes[2]
 }
 
 /// Measures `f` and returns the mean seconds of one call.
@@ -141,16 +141,31 @@ fn others(c: &mut Criterion, set: &KernelSet) {
     }
 }
 
+/// A head of the vision tower: 1,024 patches, 72 elements in rows of 1,152.
+fn tower(c: &mut Criterion, set: &KernelSet) {
+    const TOKENS: usize = 1024;
+    const DIM: usize = 72;
+    const STRIDE: usize = 1152;
+    let (q, kv) = (noise((TOKENS - 1) * STRIDE + DIM), noise(TOKENS * DIM));
+    let out = std::cell::RefCell::new(q.clone());
+    let macs = (2 * TOKENS * TOKENS * DIM) as u64;
+    let seconds = timed(c, "attention_rows", "1024x72", Throughput::Elements(macs), || {
+        (set.attention_rows)(&q, &kv, &kv, DIM, STRIDE, 0.1, &mut out.borrow_mut());
+    });
+    println!("attention_rows: {:.1} GMAC/s", macs as f64 / seconds / 1e9);
+}
+
 fn main() {
     let forced = std::env::var("FORERUN_KERNELS").ok();
     let Some(set) = KernelSet::select(forced.as_deref()) else {
         eprintln!("FORERUN_KERNELS={}: not in this build or not for this CPU", forced.unwrap_or_default());
         std::process::exit(2);
     };
-    let read = read_bytes_per_s();
+    let read = read_bytes_per_s(set);
     println!("kernels {}; one core reads {:.2} GB/s", set.name, read / 1e9);
     let mut c = Criterion::default().configure_from_args().without_plots();
     products(&mut c, set, read);
     others(&mut c, set);
+    tower(&mut c, set);
     c.final_summary();
 }
