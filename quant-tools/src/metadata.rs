@@ -54,9 +54,13 @@ pub(crate) fn write(
         }
     }
     h.set("tokenizer.ggml.add_bos_token", Kv::Bool(false));
-    h.set("tokenizer.ggml.tokens", Kv::Strs(tokenizer.tokens));
-    h.set("tokenizer.ggml.token_type", Kv::I32s(tokenizer.types));
-    h.set("tokenizer.ggml.merges", Kv::Strs(tokenizer.merges));
+    if packed {
+        tokenizer.vocab()?.write(h);
+    } else {
+        h.set("tokenizer.ggml.tokens", Kv::Strs(tokenizer.tokens));
+        h.set("tokenizer.ggml.token_type", Kv::I32s(tokenizer.types));
+        h.set("tokenizer.ggml.merges", Kv::Strs(tokenizer.merges));
+    }
     h.set(keys::CHAT_TEMPLATE, Kv::Str(tokenizer.chat_template));
 
     if !packed {

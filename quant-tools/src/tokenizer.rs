@@ -5,9 +5,11 @@ use crate::{
     checkpoint::Checkpoint,
     error::{Error, Result},
 };
+use forerun_format::{FormatError, vocab};
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::{HashMap, HashSet};
+use std::hash::RandomState;
 
 /// The only pre-tokenizer known: Qwen 3.5's, which GGUF calls `qwen35`.
 pub(crate) const REGEX: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -18,7 +20,7 @@ const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 
-/// Vocabulary and merges as GGUF stores them.
+/// Vocabulary and merges as plain GGUF stores them.
 #[derive(Debug)]
 pub struct Tokenizer {
     /// Token text by id: byte-mapped for the vocabulary, plain for added tokens, `[PADn]` where there is none.
@@ -168,6 +170,19 @@ impl Tokenizer {
             });
         }
         Ok(texts.iter().find_map(|t| self.ids.get(*t).copied()))
+    }
+
+    /// Tokens and merges as the packed layout has them.
+    ///
+    /// # Errors
+    /// If a token is not text that bytes are mapped to.
+    pub fn vocab(&self) -> std::result::Result<vocab::Vocab, FormatError> {
+        let mut b = vocab::Builder::new(self.tokens.len(), RandomState::new());
+        for (text, kind) in self.tokens.iter().zip(&self.types) {
+            b.token(text, vocab::Kind::from_ggml((*kind).into()).unwrap_or(vocab::Kind::Unused))?;
+        }
+        self.merges.iter().try_for_each(|merge| b.merge(merge))?;
+        b.finish()
     }
 }
 

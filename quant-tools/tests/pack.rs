@@ -3,10 +3,15 @@
 mod common;
 
 use common::{Dir, EXPERT_FFN, EXPERTS, Form, HEAD, HIDDEN, KEY_HEADS, LAYERS, Model, VALUE_HEADS, VISION, VOCAB};
-use forerun_format::{BlockType, crc32c::crc32c, gguf::Header, gguf::Value};
+use forerun_format::{
+    BlockType,
+    crc32c::crc32c,
+    gguf::Header,
+    vocab::{Kind, Vocab},
+};
 use forerun_quant::{Error, Types};
 use serde_json::json;
-use std::{fs, path::Path, process::Command};
+use std::{fs, hash::RandomState, path::Path, process::Command};
 
 const BF16: Types = Types { experts: BlockType::BF16, resident: BlockType::BF16, vision: None };
 const L: &str = "model.language_model.layers.";
@@ -312,15 +317,16 @@ fn keys_tell_tokens_and_tokenizer() {
     assert_eq!(h.bool_opt("forerun.mrope.canvas"), Ok(Some(true)));
     assert_eq!(h.u32("qwen35moe.full_attention_interval"), Ok(4));
     assert_eq!(h.u32_array("qwen35moe.rope.dimension_sections", 4).unwrap(), [1, 1, 0, 0]);
-    let strings = |key: &str| -> Vec<String> {
-        h.array(key).unwrap().iter().map(|v| if let Value::Str(s) = v { s.to_string() } else { panic!() }).collect()
-    };
-    let tokens = strings("tokenizer.ggml.tokens");
-    assert_eq!(tokens.len(), VOCAB);
-    assert_eq!([&tokens[5], &tokens[8], &tokens[20], &tokens[39]], ["Ġa", "<|im_end|>", "<think>", "[PAD39]"]);
-    let types = h.u32_array("tokenizer.ggml.token_type", VOCAB).unwrap();
-    assert_eq!([types[0], types[6], types[8], types[20], types[39]], [1, 5, 3, 4, 5]);
-    assert_eq!(strings("tokenizer.ggml.merges"), ["a b", "Ġ a"]);
+    let vocab = Vocab::from_header(&h, RandomState::new()).unwrap();
+    assert_eq!((vocab.len(), vocab.merge_count()), (VOCAB, 2));
+    let token = |id| vocab.token(id).unwrap();
+    assert_eq!([token(5), token(8)], [(&b" a"[..], Kind::Normal), (b"<|im_end|>", Kind::Control)]);
+    assert_eq!(
+        [token(20), token(6), token(39)],
+        [(&b"<think>"[..], Kind::Plain), (b"", Kind::Unused), (b"", Kind::Unused)]
+    );
+    assert_eq!([vocab.merge(0, 1), vocab.merge(4, 0), vocab.merge(1, 0)], [Some((0, 2)), Some((1, 5)), None]);
+    assert!(h.get("tokenizer.ggml.tokens").is_none(), "the texts are not there a second time");
     assert_eq!(h.str_opt("tokenizer.chat_template"), Ok(Some("{{ messages }}")));
 }
 

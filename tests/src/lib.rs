@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 pub mod checkpoint;
 pub mod golden;
 pub mod record;
+pub mod vocabulary;
 
 /// A file below `tests/`.
 pub fn path(relative: impl AsRef<Path>) -> PathBuf {

@@ -106,7 +106,7 @@ fn a_vocabulary_that_is_not_the_heads_is_refused() {
         let mut config = model.config.clone();
         config.text.vocab = vocab;
         let e = PromptBuilder::new(&config, &tokenizer).unwrap_err().to_string();
-        assert!(e.starts_with("key tokenizer.ggml.tokens: found 2048 tokens, expected"), "{e}");
+        assert!(e.starts_with("the vocabulary: found 2048 tokens, expected"), "{e}");
     }
 }
 

@@ -31,13 +31,12 @@ const NO_SLOT_BYTES: usize = 4096;
 /// Bytes a pixel while a picture is decoded: up to 8 as the decoder has them and 3 as RGB.
 const DECODE_BYTES_PER_PIXEL: u64 = 11;
 
-/// Heap that the tokenizer keeps for each token of the vocabulary: 285 were measured for 248,144 made-up tokens of up to
-/// four letters (`runtime/app/tests/full_size.rs`), real ones are longer. Building it takes 360, but before the weights,
-/// of which each token has a row, are there.
-const TOKENIZER_BYTES_PER_TOKEN: u64 = 340;
+/// Heap that a chat template takes once it is compiled; `tests/tests/tokenizer_size.rs` says how much the bundled one does.
+pub const TEMPLATE_BYTES: u64 = 1 << 20;
 
-/// Heap that tokenizing takes for each byte of text: 145 were measured for English, 180 for letters that are tokens each.
-const ENCODE_BYTES_PER_BYTE: u64 = 200;
+/// Heap that tokenizing takes for each byte of text: 54 were measured for letters that normalizing takes apart, 32 for
+/// words, 7 for sentences (`tests/tests/tokenizer_size.rs`). The rest is for copies of the text on its way there.
+pub const ENCODE_BYTES_PER_BYTE: u64 = 96;
 
 /// A model file, understood but not loaded.
 pub struct Model {
@@ -117,6 +116,7 @@ fn read_header(file: &mut std::fs::File, file_bytes: u64) -> io::Result<Result<V
     loop {
         want = want.min(file_bytes).min(HEADER_BYTES_MAX);
         let more = want - bytes.len() as u64;
+        bytes.reserve_exact(more as usize);
         file.by_ref().take(more).read_to_end(&mut bytes)?;
         match Header::parse(&bytes, file_bytes) {
             Err(FormatError::Truncated { need }) if bytes.len() as u64 == want && want < file_bytes => {
@@ -232,10 +232,11 @@ impl Model {
         Setup { options, threads, io: args.io.into(), tuning }
     }
 
-    /// Heap bytes of the tokenizer and of tokenizing the longest text that a context of `context` tokens allows.
+    /// Heap bytes of the tokenizer, of the chat template, and of tokenizing the longest text that a context of `context`
+    /// tokens allows.
     pub fn tokenizer_bytes(&self, context: usize) -> u64 {
         let text = text_bytes_max(context) as u64 * ENCODE_BYTES_PER_BYTE;
-        self.config.text.vocab as u64 * TOKENIZER_BYTES_PER_TOKEN + text
+        self.tokenizer.heap_bytes() as u64 + TEMPLATE_BYTES + text
     }
 
     /// The plan for `setup`.

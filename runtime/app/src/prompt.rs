@@ -133,7 +133,7 @@ impl PromptBuilder {
     pub fn new(config: &Config, tokenizer: &Tokenizer) -> Result<Self, FormatError> {
         if tokenizer.vocab_len() != config.text.vocab {
             return Err(FormatError::invalid(
-                "key tokenizer.ggml.tokens",
+                "the vocabulary",
                 format!("{} tokens", tokenizer.vocab_len()),
                 format!("{}, the rows of token_embd.weight", config.text.vocab),
             ));

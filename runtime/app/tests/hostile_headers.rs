@@ -31,7 +31,7 @@ fn hostile_headers() {
         (
             "length of an array",
             |f| {
-                let at = f.at("tokenizer.ggml.tokens") + 8;
+                let at = f.at("forerun.vocab.ends") + 8;
                 f.put(at, &HUGE)
             },
             &["length of an array: found 18446744073709551615"],
@@ -39,15 +39,15 @@ fn hostile_headers() {
         (
             "length of a string in an array",
             |f| {
-                let at = f.at("tokenizer.ggml.tokens") + 16;
-                f.put(at, &HUGE)
+                let at = f.at("forerun.token.stop");
+                f.put(at + 4, &[8, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]).put(at + 16, &HUGE)
             },
             &["length of a string: found 18446744073709551615"],
         ),
         (
             "a vocabulary of another length",
             |f| {
-                let at = f.at("tokenizer.ggml.token_type") + 8;
+                let at = f.at("forerun.vocab.ends") + 8;
                 f.put(at, &2047u64.to_le_bytes())
             },
             &[],
@@ -61,7 +61,7 @@ fn hostile_headers() {
         (
             "another layout",
             |f| f.value("forerun.layout", b"\x0c\0\0\0\0\0\0\0tensor-major"),
-            &["found \"tensor-major\", expected \"expert-major\" version 1"],
+            &["found \"tensor-major\", expected \"expert-major\" version 1 to 2"],
         ),
         (
             "a plain GGUF file",
@@ -70,8 +70,8 @@ fn hostile_headers() {
         ),
         (
             "a later version of the layout",
-            |f| f.value("forerun.version", &[2]),
-            &["expected \"expert-major\" version 1"],
+            |f| f.value("forerun.version", &[3]),
+            &["expected \"expert-major\" version 1 to 2"],
         ),
         (
             "a key is missing",
@@ -84,7 +84,37 @@ fn hostile_headers() {
             &["key qwen35moe.embedding_length: found Float", "expected a whole number"],
         ),
         ("no stop tokens", |f| f.rename("forerun.token.stop"), &["forerun.token.stop is missing"]),
-        ("no vocabulary", |f| f.rename("tokenizer.ggml.tokens"), &["tokenizer.ggml.tokens is missing"]),
+        ("no vocabulary", |f| f.rename("forerun.vocab.version"), &["tokenizer.ggml.tokens is missing"]),
+        ("no tokens", |f| f.rename("forerun.vocab.ends"), &["forerun.vocab.ends is missing"]),
+        (
+            "a later vocabulary",
+            |f| f.value("forerun.vocab.version", &[2]),
+            &["forerun.vocab.version: found 2, expected 1"],
+        ),
+        (
+            "a token that ends before it begins",
+            |f| {
+                let at = f.at("forerun.vocab.ends") + 16 + 4 * 300;
+                f.put(at, &[0; 4])
+            },
+            &["forerun.vocab.ends of token 300: found", "to 0, expected some bytes"],
+        ),
+        (
+            "bytes of tokens",
+            |f| {
+                let at = f.at("forerun.vocab.bytes") + 16 + 300;
+                f.put(at, &[0xff; 8])
+            },
+            &["merge ", "expected tokens below 2048, the third the other two joined"],
+        ),
+        (
+            "a merge beyond the vocabulary",
+            |f| {
+                let at = f.at("forerun.vocab.merges") + 16 + 12 * 7;
+                f.put(at, &u32::MAX.to_le_bytes())
+            },
+            &["merge 7: found tokens 4294967295 and"],
+        ),
         ("no template", |f| f.rename("tokenizer.chat_template"), &["tokenizer.chat_template is missing"]),
         (
             "a template with a mistake",

@@ -228,13 +228,15 @@ impl Config {
     /// If a key is missing, out of range or at odds with another.
     pub fn read(h: &Header<'_>) -> Result<Self, FormatError> {
         let layout = h.str_opt(keys::LAYOUT)?;
-        if layout != Some(keys::LAYOUT_EXPERT_MAJOR) || h.u32(keys::VERSION)? != keys::PACKED_VERSION {
+        let versions = keys::PACKED_VERSION_MIN..=keys::PACKED_VERSION;
+        if layout != Some(keys::LAYOUT_EXPERT_MAJOR) || !versions.contains(&h.u32(keys::VERSION)?) {
             return Err(FormatError::invalid(
                 keys::LAYOUT,
                 layout.map_or("a plain GGUF file".into(), |l| format!("{l:?}")),
                 format!(
-                    "\"{}\" version {}, as 'forerun-quant pack' writes",
+                    "\"{}\" version {} to {}, as 'forerun-quant pack' writes",
                     keys::LAYOUT_EXPERT_MAJOR,
+                    keys::PACKED_VERSION_MIN,
                     keys::PACKED_VERSION
                 ),
             ));

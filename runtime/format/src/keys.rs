@@ -9,8 +9,10 @@ pub const LAYOUT_EXPERT_MAJOR: &str = "expert-major";
 pub const LAYOUT: &str = "forerun.layout";
 /// `u32`: version of the packed layout, [`PACKED_VERSION`].
 pub const VERSION: &str = "forerun.version";
-/// The packed layout that this code writes and reads.
-pub const PACKED_VERSION: u32 = 1;
+/// The packed layout that this code writes; it reads [`PACKED_VERSION_MIN`] and up.
+pub const PACKED_VERSION: u32 = 2;
+/// The oldest packed layout that this code reads. Version 1 has the tokenizer as `tokenizer.ggml.*` alone.
+pub const PACKED_VERSION_MIN: u32 = 1;
 /// `[u32; tensors]`: CRC32C of each tensor's data without padding, in directory order; 0 for packed experts.
 pub const CRC_TENSORS: &str = "forerun.crc32c.tensors";
 /// `[u32; layers * experts]`: CRC32C of each expert's blob including its padding, layer by layer.
@@ -49,6 +51,16 @@ pub const MROPE_CANVAS: &str = "forerun.mrope.canvas";
 pub const VISION_POSITION_SIDE: &str = "forerun.vision.position_side";
 /// `u32`: the window merger runs after this vision layer.
 pub const VISION_INSERT_LAYER: &str = "forerun.vision.insert_layer_id";
+/// `u32`: version of the other keys of the vocabulary, [`VOCAB_VERSION_NOW`].
+pub const VOCAB_VERSION: &str = "forerun.vocab.version";
+/// The form of the vocabulary that this code writes and reads.
+pub const VOCAB_VERSION_NOW: u32 = 1;
+/// `[u8]`: bytes of all tokens, one after another.
+pub const VOCAB_BYTES: &str = "forerun.vocab.bytes";
+/// `[u32; tokens]`: where each token's bytes end; in the upper two bits its kind.
+pub const VOCAB_ENDS: &str = "forerun.vocab.ends";
+/// `[u32; 3 * merges]`: left token, right token and result of each merge, in order of rank.
+pub const VOCAB_MERGES: &str = "forerun.vocab.merges";
 /// `string`: jinja chat template.
 pub const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
 

@@ -1,4 +1,4 @@
-//! The model file: GGUF version 3 container, block types, and the packed expert-major layout.
+//! The model file: GGUF version 3 container, block types, the packed expert-major layout, vocabularies.
 //!
 //! Works on byte slices that the caller read; never touches a file, never allocates in proportion to an unchecked
 //! number. Follows <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
@@ -12,6 +12,7 @@ pub mod crc32c;
 mod error;
 pub mod gguf;
 pub mod keys;
+pub mod vocab;
 
 pub use block::BlockType;
 pub use error::{FormatError, shown};

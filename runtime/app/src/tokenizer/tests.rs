@@ -2,10 +2,16 @@
 
 use super::*;
 use forerun_format::gguf::{HeaderBuilder, Kv};
+use forerun_format::vocab::TOKENS_MAX;
+
+const TOKENS: &str = "tokenizer.ggml.tokens";
+const TYPES: &str = "tokenizer.ggml.token_type";
+const MERGES: &str = "tokenizer.ggml.merges";
 
 /// The 256 byte tokens in order of the byte, then `more` with their types.
 fn arrays(more: &[(&str, i32)]) -> (Vec<String>, Vec<i32>) {
-    let bytes = Alphabet::new().chars.into_iter().map(|c| (c.to_string(), 1));
+    let alphabet = Alphabet::new();
+    let bytes = (0..=255).map(|b| (alphabet.char(b).to_string(), 1));
     bytes.chain(more.iter().map(|&(t, k)| (t.to_owned(), k))).unzip()
 }
 
@@ -16,6 +22,19 @@ fn build(tokens: Vec<String>, types: Vec<i32>, merges: &[&str]) -> Result<Tokeni
     h.set(TOKENS, Kv::Strs(tokens));
     h.set(TYPES, Kv::I32s(types));
     h.set(MERGES, Kv::Strs(merges.iter().map(|&m| m.to_owned()).collect()));
+    let bytes = h.bytes();
+    let tokenizer = Tokenizer::from_header(&Header::parse(&bytes, bytes.len() as u64)?)?;
+    assert_eq!(packed(&tokenizer.vocab, |_| {})?.vocab, tokenizer.vocab);
+    Ok(tokenizer)
+}
+
+/// The tokenizer of a file with the keys that the packer writes for `vocab`, as `damage` leaves them.
+fn packed(vocab: &Vocab, damage: impl Fn(&mut HeaderBuilder)) -> Result<Tokenizer, FormatError> {
+    let mut h = HeaderBuilder::new();
+    h.set("tokenizer.ggml.model", Kv::Str("gpt2".into()));
+    h.set("tokenizer.ggml.pre", Kv::Str("qwen35".into()));
+    vocab.write(&mut h);
+    damage(&mut h);
     let bytes = h.bytes();
     Tokenizer::from_header(&Header::parse(&bytes, bytes.len() as u64)?)
 }
@@ -43,9 +62,11 @@ fn a_small_vocabulary_works() {
 
 #[test]
 fn a_wrong_file_is_refused_by_name() {
-    refused(with(&[("ab", 1)], &["a bb"]), "`bb` out of vocabulary");
-    refused(with(&[], &["a b"]), "`ab` out of vocabulary");
-    refused(with(&[("ab", 1)], &["a b", "a b"]), "merge 1: found \"a b\" a second time");
+    refused(with(&[("ab", 1)], &["a bb"]), "merge 0: found \"a bb\"");
+    refused(with(&[], &["a b"]), "whose concatenation is a token");
+    refused(with(&[("ab", 1)], &["a b", "a b"]), "merge 1: found tokens 97 and 98 a second time");
+    refused(with(&[("a b", 1)], &[]), "token 256: found \"a b\", expected characters that bytes are mapped to");
+    refused(with(&[("é!", 3), ("é!", 4)], &[]), "token 257: found \"é!\", which is token 256 too");
     for merge in ["ab", "a  b", " ab", "ab ", "a b c", ""] {
         refused(with(&[("ab", 1)], &[merge]), "merge 0: found");
     }
@@ -63,13 +84,112 @@ fn a_wrong_file_is_refused_by_name() {
     refused(build(vec![], vec![], &[]), "and 1 to 1048576 tokens");
 }
 
+/// 256 bytes, `ab` (256), an added token (257), an unused one (258); `a b` is the only merge.
+#[test]
+fn a_wrong_table_is_refused_by_name() {
+    let vocab = with(&[("ab", 1), ("<>", 3), ("[PAD258]", 5)], &["a b"]).unwrap().vocab;
+    let plain: Vec<u32> = (1..=256).chain([258, 260 | 1 << 30, 260 | 3 << 30]).collect();
+    let with_ends = |ends: &[u32]| packed(&vocab, |h| h.set("forerun.vocab.ends", Kv::U32s(ends.to_vec())));
+    assert_eq!(with_ends(&plain).unwrap().encode("ab<>").unwrap(), [256, 257], "nothing is wrong with these");
+    let changed = |at: usize, end: u32| {
+        let mut ends = plain.clone();
+        ends[at] = end;
+        with_ends(&ends)
+    };
+    refused(changed(5, 5), "forerun.vocab.ends of token 5: found 5 to 5, expected some bytes");
+    refused(changed(5, 4), "found 5 to 4");
+    refused(
+        changed(258, 261 | 3 << 30),
+        "of token 258: found 260 to 261, expected some bytes, or none if it is unused",
+    );
+    refused(changed(258, 260), "of token 258: found 260 to 260");
+    refused(changed(257, u32::MAX >> 2 | 1 << 30), "of token 258: found 1073741823 to 260");
+    refused(with_ends(&plain[..257]), "forerun.vocab.bytes: found 260 bytes, expected 258");
+    refused(with_ends(&[]), "found 0 tokens, expected 1 to 1048576");
+    refused(with_ends(&vec![0; TOKENS_MAX + 1]), "found 1048577 tokens");
+    refused(changed(255, 256 | 1 << 30), "added token 255: found [ff], expected UTF-8");
+    refused(changed(65, 66 | 1 << 30), "no token for byte 0x41");
+    let bytes = |change: fn(&mut Vec<u8>)| {
+        packed(&vocab, |h| {
+            let mut bytes: Vec<u8> = (0..=255).chain(*b"ab<>").collect();
+            change(&mut bytes);
+            h.set("forerun.vocab.bytes", Kv::U8s(bytes));
+        })
+    };
+    assert_eq!(bytes(|_| {}).unwrap().vocab, vocab);
+    refused(bytes(|b| b[65] = 66), "token 66: found byte 0x42, which is token 65 too");
+    refused(bytes(|b| b[256] = b'b'), "merge 0: found tokens 97 and 98 giving 256");
+    refused(bytes(|b| b.push(0)), "found 261 bytes, expected 260, as forerun.vocab.ends says");
+    let merges = |merges: &[u32]| packed(&vocab, |h| h.set("forerun.vocab.merges", Kv::U32s(merges.to_vec())));
+    assert_eq!(merges(&[]).unwrap().encode("ab").unwrap(), [97, 98]);
+    refused(merges(&[97, 98]), "forerun.vocab.merges: found 2 numbers, expected three for each merge");
+    refused(merges(&[97, 98, 256, 97, 98, 256]), "merge 1: found tokens 97 and 98 a second time");
+    for wrong in [[97, 98, 259], [97, u32::MAX, 256], [259, 98, 256], [98, 97, 256], [97, 258, 97], [258, 258, 258]] {
+        refused(merges(&wrong), "merge 0: found tokens");
+    }
+    let other = |key, value: Kv| packed(&vocab, |h| h.set(key, value.clone()));
+    refused(other("forerun.vocab.version", Kv::U32(2)), "forerun.vocab.version: found 2, expected 1");
+    refused(other("forerun.vocab.version", Kv::Str("1".into())), "forerun.vocab.version");
+    refused(other("forerun.vocab.bytes", Kv::U32s(vec![0; 260])), "expected an array of u8");
+    refused(other("forerun.vocab.ends", Kv::I32s(vec![1; 259])), "expected an array of u32");
+    refused(other("forerun.vocab.merges", Kv::Str("a b".into())), "expected an array");
+}
+
+/// Bits of a table are flipped; what is still accepted tokenizes without loss.
+#[test]
+fn a_damaged_table_never_panics() {
+    let vocab = with(&[("ab", 1), ("abab", 1), ("<>", 3), ("é", 4), ("[PAD]", 5)], &["a b", "ab ab"]).unwrap().vocab;
+    let ends: Vec<u32> = (1..=256).chain([258, 262, 264 | 1 << 30, 266 | 2 << 30, 266 | 3 << 30]).collect();
+    let bytes: Vec<u8> = (0..=255).chain("ababab<>é".bytes()).collect();
+    let merges = [97, 98, 256, 256, 256, 257];
+    let mut seed = 0x2545_F491_4F6C_DD1D_u64;
+    let mut next = |below: usize| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) as usize % below
+    };
+    let mut accepted = 0;
+    for round in 0..3_000 {
+        let (mut ends, mut bytes, mut merges) = (ends.clone(), bytes.clone(), merges);
+        for _ in 0..1 + next(2) {
+            match next(3) {
+                0 => ends[250 + next(11)] ^= 1 << next(32),
+                1 => bytes[250 + next(16)] ^= 1 << next(8),
+                _ => merges[next(6)] ^= 1 << next(10),
+            }
+        }
+        let result = packed(&vocab, |h| {
+            h.set("forerun.vocab.bytes", Kv::U8s(bytes.clone()));
+            h.set("forerun.vocab.ends", Kv::U32s(ends.clone()));
+            h.set("forerun.vocab.merges", Kv::U32s(merges.to_vec()));
+        });
+        let text = "abababab <>é~ab\u{7f}ĂÿaBA";
+        match result {
+            Ok(t) => {
+                assert_eq!(t.decode(&t.encode(text).unwrap(), false), text, "round {round}");
+                accepted += 1;
+            }
+            Err(e) => assert!(!e.to_string().contains(char::is_control), "round {round}: {e}"),
+        }
+    }
+    assert!(accepted > 50, "only {accepted} were accepted: the damage tests too little");
+}
+
+#[test]
+fn the_longest_added_token_is_taken() {
+    let t = with(&[("<a>", 3), ("<a>b<", 4), ("<a>b<c", 4), ("éé", 3), ("<b", 3)], &[]).unwrap();
+    assert_eq!(t.encode("<a>b<b").unwrap(), [257, 98], "<a>b< leaves no < for <b");
+    assert_eq!(t.encode("<a>b<c<a<<a><b").unwrap(), [258, 60, 97, 60, 256, 260]);
+    assert_eq!(t.encode("ééé").unwrap(), [259, 0xC3, 0xA9]);
+    assert_eq!((t.id_of("<a>b<"), t.id_of("<a>b"), t.id_of("Ġ"), t.id_of(" ")), (Some(257), None, Some(32), None));
+}
+
 #[test]
 fn a_vocabulary_beyond_the_engine_is_refused_before_tables_are_made() {
     let mut h = HeaderBuilder::new();
     h.set("tokenizer.ggml.model", Kv::Str("gpt2".into()));
     h.set("tokenizer.ggml.pre", Kv::Str("qwen35".into()));
-    h.set(TOKENS, Kv::U32s(vec![0; VOCAB_MAX + 1]));
-    h.set(TYPES, Kv::U32s(vec![1; VOCAB_MAX + 1]));
+    h.set(TOKENS, Kv::U32s(vec![0; TOKENS_MAX + 1]));
+    h.set(TYPES, Kv::U32s(vec![1; TOKENS_MAX + 1]));
     let bytes = h.bytes();
     refused(Tokenizer::from_header(&Header::parse(&bytes, bytes.len() as u64).unwrap()), "1 to 1048576 tokens");
 }

@@ -1,13 +1,15 @@
 //! Packed model files of the true shapes of MiniCPM-V 4.7, 35B-A3B and 1B, whose weights are all zero: the file is a hole,
 //! so it takes no room on disk and a page of header.
 //!
-//! Relies on the format crate for the header. The vocabulary has the true size and is made up.
+//! Relies on the format crate for the header. The vocabulary has the true size and is made up; the dense file has it as
+//! version 1 of the layout did.
 
 use forerun_format::BlockType::{self, BF16, F32, I8, Q4_0, Q8_0};
 use forerun_format::crc32c::Crc32c;
 use forerun_format::gguf::{HeaderBuilder, Kv};
-use forerun_format::{keys, page_up};
+use forerun_format::{keys, page_up, vocab};
 use std::collections::HashMap;
+use std::hash::RandomState;
 use std::io::Write;
 use std::path::Path;
 
@@ -204,7 +206,8 @@ impl Builder {
         h.set("general.name", Kv::Str(s.name.into()));
         h.set(keys::LAYOUT, Kv::Str(keys::LAYOUT_EXPERT_MAJOR.into()));
         let number = |h: &mut HeaderBuilder, key: &str, n: u64| h.set(key, Kv::U32(n as u32));
-        number(h, keys::VERSION, keys::PACKED_VERSION.into());
+        let version = if s.experts.is_some() { keys::PACKED_VERSION } else { 1 };
+        number(h, keys::VERSION, version.into());
         for (key, n) in [
             ("block_count", s.layers),
             ("context_length", 262_144),
@@ -268,12 +271,12 @@ impl Builder {
         number(h, keys::TOKEN_NEWLINE, 198);
         h.set(keys::TOKEN_STOP, Kv::U32s(vec![id("<|endoftext|>") as u32, id("<|im_end|>") as u32]));
         h.set(keys::CHAT_TEMPLATE, Kv::Str(TEMPLATE.into()));
-        vocabulary(h);
+        vocabulary(h, version);
     }
 }
 
 /// A vocabulary of the true size: 256 bytes, then words of two, three and four letters, each with its merge.
-fn vocabulary(h: &mut HeaderBuilder) {
+fn vocabulary(h: &mut HeaderBuilder, version: u32) {
     let printable = |b: u8| matches!(b, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     let mut tokens: Vec<String> = (0..=255).filter(|b| printable(*b)).map(|b| char::from(b).into()).collect();
     let others = (0..=255).filter(|b| !printable(*b)).count() as u32;
@@ -302,9 +305,20 @@ fn vocabulary(h: &mut HeaderBuilder) {
     types.resize(VOCAB, 5);
     h.set("tokenizer.ggml.model", Kv::Str("gpt2".into()));
     h.set("tokenizer.ggml.pre", Kv::Str("qwen35".into()));
-    h.set("tokenizer.ggml.tokens", Kv::Strs(tokens));
-    h.set("tokenizer.ggml.token_type", Kv::I32s(types));
-    h.set("tokenizer.ggml.merges", Kv::Strs(merges));
+    if version == 1 {
+        h.set("tokenizer.ggml.tokens", Kv::Strs(tokens));
+        h.set("tokenizer.ggml.token_type", Kv::I32s(types));
+        h.set("tokenizer.ggml.merges", Kv::Strs(merges));
+        return;
+    }
+    let mut vocab = vocab::Builder::new(tokens.len(), RandomState::new());
+    for (text, kind) in tokens.iter().zip(types) {
+        vocab.token(text, vocab::Kind::from_ggml(kind.into()).expect("a kind")).expect("a token");
+    }
+    for merge in &merges {
+        vocab.merge(merge).expect("a merge");
+    }
+    vocab.finish().expect("a vocabulary").write(h);
 }
 
 /// Writes a model file of this shape. Returns its length in bytes.

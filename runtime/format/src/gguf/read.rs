@@ -62,6 +62,16 @@ impl<'a> Array<'a> {
         let kind = self.kind;
         (0..self.len).map_while(move |_| r.scalar(kind).ok())
     }
+
+    /// Its elements, if they are u8.
+    pub fn bytes(&self) -> Option<&'a [u8]> {
+        (self.kind == kind::U8).then_some(self.bytes)
+    }
+
+    /// Its elements as the file has them, little endian, if they are u32.
+    pub fn words(&self) -> Option<&'a [[u8; 4]]> {
+        (self.kind == kind::U32).then_some(self.bytes.as_chunks().0)
+    }
 }
 
 /// One row of the tensor directory.

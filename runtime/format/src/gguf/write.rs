@@ -11,6 +11,8 @@ pub enum Kv {
     U32(u32),
     /// i32 array.
     I32s(Vec<i32>),
+    /// u8 array.
+    U8s(Vec<u8>),
     /// u32 array.
     U32s(Vec<u32>),
     /// f32.
@@ -135,6 +137,7 @@ fn put_value(out: &mut Vec<u8>, value: &Kv) {
             put_str(out, s);
         }
         Kv::I32s(v) => put_array(out, kind::I32, v, |o, x| o.extend_from_slice(&x.to_le_bytes())),
+        Kv::U8s(v) => put_array(out, kind::U8, v, |o, x| o.push(*x)),
         Kv::U32s(v) => put_array(out, kind::U32, v, |o, x| o.extend_from_slice(&x.to_le_bytes())),
         Kv::F32s(v) => put_array(out, kind::F32, v, |o, x| o.extend_from_slice(&x.to_le_bytes())),
         Kv::Strs(v) => put_array(out, kind::STRING, v, |o, s| put_str(o, s)),
