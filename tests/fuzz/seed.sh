@@ -2,7 +2,7 @@
 # Fills tests/fuzz/corpus/TARGET from the files that come with the repository. Safe to run again.
 set -euo pipefail
 cd "$(dirname "$0")"
-mkdir -p corpus/{gguf,model,safetensors,picture,template}
+mkdir -p corpus/{gguf,model,safetensors,picture,template,tokenizer}
 cp ../pictures/*.png ../pictures/*.jpg ../pictures/*.webp ../demo/*.png corpus/picture/
 python3 - <<'PY'
 import json, struct

@@ -20,8 +20,8 @@ use forerun_format::{
 /// Heap that directory, configuration and weights may take for each byte of the header: a key of 13 bytes becomes a row
 /// of 56, in a vector that doubles, and again where it is sorted.
 const HEADER_TIMES: usize = 32;
-/// The same for the tokenizer: a token of 8 + 1 + 4 bytes is in two hash maps and a list; a merge likewise.
-const TOKENIZER_TIMES: usize = 256;
+/// The same for the tokenizer: a token of 8 + 1 + 4 bytes is in three tables of words, one of them half full.
+pub const TOKENIZER_TIMES: usize = 8;
 
 /// Parses `bytes` as the beginning of a file of `file_bytes` and checks what the parser promises.
 pub fn header(bytes: &[u8], file_bytes: u64) -> Result<Header<'_>, FormatError> {
