@@ -94,7 +94,6 @@ impl Model {
         let plan = Plan::new(&self.config, &self.weights, options).expect("plan");
         let mut block = vec![0f32; plan.block_elems()];
         let storage = MemStorage::new(&self.file, plan.slots, plan.slot_bytes, setup.depth, setup.seed);
-        let kernels = KernelSet::select(None).expect("kernels");
         let mut engine = Engine::new(
             &self.config,
             &self.weights,
@@ -103,7 +102,7 @@ impl Model {
             &mut block,
             storage,
             setup.workers,
-            kernels,
+            setup.kernels,
             &Ticks,
             setup.tuning,
         );
@@ -129,6 +128,8 @@ pub struct Setup<'a> {
     pub seed: u64,
     /// Threads.
     pub workers: &'a dyn Workers,
+    /// Kernel variant.
+    pub kernels: &'static KernelSet,
     /// Tuning.
     pub tuning: Tuning,
 }
@@ -144,9 +145,24 @@ impl Default for Setup<'_> {
             depth: 16,
             seed: 1,
             workers: &forerun_engine::ports::Serial,
+            kernels: KernelSet::select(None).expect("kernels"),
             tuning: Tuning::default(),
         }
     }
+}
+
+/// The kernel variants under which whole models must give the reference's answers: all that this CPU runs, or those that
+/// `FORERUN_TEST_KERNELS` names. An emulator is so slow that `board.sh` gives each variant to one of its CPUs.
+///
+/// # Panics
+/// If one that is named does not run here.
+pub fn variants() -> Vec<&'static KernelSet> {
+    let Ok(names) = std::env::var("FORERUN_TEST_KERNELS") else {
+        return KernelSet::available().collect();
+    };
+    let named =
+        |name| KernelSet::select(Some(name)).unwrap_or_else(|| panic!("kernels {name:?} do not run on this CPU"));
+    names.split(',').map(named).collect()
 }
 
 /// A clock that stands still.

@@ -2,23 +2,31 @@
 
 use forerun_engine::plan::KvType;
 use forerun_engine::{Input, NoObserver, sampler::argmax};
+use forerun_kernels::KernelSet;
 use forerun_tests::golden::{Goldens, json, relative};
 use forerun_tests::record::{HIDDEN_TOLERANCE, Record};
-use forerun_tests::{Model, Setup};
+use forerun_tests::{Model, Setup, variants};
 
 fn check(model_name: &str, kv: KvType) {
     let model = Model::bundled(model_name);
+    for kernels in variants() {
+        check_variant(&model, model_name, kernels, kv);
+    }
+}
+
+fn check_variant(model: &Model, model_name: &str, kernels: &'static KernelSet, kv: KvType) {
     for case in json(&format!("{model_name}/text")).as_array().unwrap() {
-        let name = case["name"].as_str().unwrap();
-        if !forerun_tests::path(format!("goldens/{model_name}/{name}.safetensors")).exists() {
+        let file = case["name"].as_str().unwrap();
+        if !forerun_tests::path(format!("goldens/{model_name}/{file}.safetensors")).exists() {
             continue;
         }
-        let g = Goldens::open(&format!("{model_name}/{name}"));
+        let g = Goldens::open(&format!("{model_name}/{file}"));
+        let name = format!("{model_name} {file} {}", kernels.name);
         let ids: Vec<u32> = g.i32("input_ids").iter().map(|&i| i as u32).collect();
         let positions: Vec<u32> = (0..ids.len() as u32 + 64).collect();
         let p = |from: usize, n: usize| [&positions[from..][..n]; 3];
         let greedy: Vec<u64> = case["greedy_ids"].as_array().unwrap().iter().map(|v| v.as_u64().unwrap()).collect();
-        let record = model.with(&Setup { chunk: 7, kv, ..Setup::default() }, |e| {
+        let record = model.with(&Setup { chunk: 7, kv, kernels, ..Setup::default() }, |e| {
             let mut record = Record::default();
             e.run(Input { ids: &ids, positions: p(0, ids.len()) }, &mut record).unwrap();
             for (i, &want) in greedy.iter().enumerate() {
@@ -28,7 +36,7 @@ fn check(model_name: &str, kv: KvType) {
             }
             record
         });
-        record.check(&format!("{model_name} {name}"), &g, kv);
+        record.check(&name, &g, kv);
         if kv == KvType::F16 {
             continue;
         }

@@ -3,9 +3,10 @@
 use forerun_engine::plan::KvType;
 use forerun_engine::slicing::Detail;
 use forerun_engine::{CropPixels, Input, NoObserver, VisionObserver, sampler::argmax};
+use forerun_kernels::KernelSet;
 use forerun_tests::golden::{Goldens, json, relative};
 use forerun_tests::record::{HIDDEN_TOLERANCE, Record};
-use forerun_tests::{Model, Setup};
+use forerun_tests::{Model, Setup, variants};
 use std::collections::HashMap;
 
 #[derive(Default)]
@@ -43,12 +44,19 @@ fn crops(pixels: &[u8], sizes: &[i32]) -> Vec<(usize, usize, Vec<u8>)> {
 
 fn check(model_name: &str, kv: KvType) {
     let model = Model::bundled(model_name);
+    for kernels in variants() {
+        check_variant(&model, model_name, kernels, kv);
+    }
+}
+
+fn check_variant(model: &Model, model_name: &str, kernels: &'static KernelSet, kv: KvType) {
     for case in json(&format!("{model_name}/image")).as_array().unwrap() {
-        let name = case["name"].as_str().unwrap();
+        let file = case["name"].as_str().unwrap();
         let detail = Detail::parse(case["downsample_mode"].as_str().unwrap()).unwrap();
-        let g = Goldens::open(&format!("{model_name}/{name}"));
+        let g = Goldens::open(&format!("{model_name}/{file}"));
         // The dense model saw the same pixels; they are kept once.
-        let p = Goldens::open(&format!("tiny-moe/{name}"));
+        let p = Goldens::open(&format!("tiny-moe/{file}"));
+        let name = format!("{model_name} {file} {}", kernels.name);
         let suffix = if case["is_video"].as_bool().unwrap() { "_videos" } else { "" };
         let crops = crops(&p.u8(&format!("pixel_values{suffix}")), &p.i32(&format!("target_sizes{suffix}")));
         let ids: Vec<u32> = g.i32("input_ids").iter().map(|&i| i as u32).collect();
@@ -56,7 +64,7 @@ fn check(model_name: &str, kv: KvType) {
         let positions: Vec<u32> = g.i32("position_ids").iter().map(|&i| i as u32).collect();
         let delta = g.i32("rope_delta")[0];
         let greedy: Vec<u64> = case["greedy_ids"].as_array().unwrap().iter().map(|v| v.as_u64().unwrap()).collect();
-        let setup = Setup { chunk: 16, kv, detail: Some(detail), context: 1024, ..Setup::default() };
+        let setup = Setup { chunk: 16, kv, kernels, detail: Some(detail), context: 1024, ..Setup::default() };
         let (stages, features, record) = model.with(&setup, |e| {
             let mut stages = Stages::default();
             for (rows, cols, rgb) in &crops {
@@ -88,8 +96,8 @@ fn check(model_name: &str, kv: KvType) {
         let error = relative(&features, &g.f32("vis_final_merger"));
         assert!(error < HIDDEN_TOLERANCE, "{name}: features differ by {error}");
 
-        println!("{model_name} {name}: features within {error:.1e}");
-        record.check(&format!("{model_name} {name}"), &g, kv);
+        println!("{name}: features within {error:.1e}");
+        record.check(&name, &g, kv);
     }
 }
 

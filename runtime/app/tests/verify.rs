@@ -2,9 +2,12 @@
 
 mod common;
 
-use common::{Image, Scratch, finish, forerun, run, tests, tiny_dense, tiny_moe};
+use common::{Image, Outcome, Scratch, finish, forerun, run, tests, tiny_dense, tiny_moe};
 use forerun_engine::{config::Config, weights::Weights};
 use forerun_format::gguf::Header;
+use forerun_kernels::KernelSet;
+use std::ffi::OsStr;
+use std::path::Path;
 
 /// A row of the table that `verify` prints.
 struct Row {
@@ -30,34 +33,47 @@ fn rows(table: &str) -> Vec<Row> {
     rows.collect()
 }
 
-#[test]
-fn one_hash_whatever_the_setting() {
-    let picture = tests("demo/scene_083.png");
-    let with_picture: &[&dyn AsRef<std::ffi::OsStr>] = &[&"--image", &picture, &"--prompt", &"Is the door open?"];
-    let mut seen = Vec::new();
-    for more in [&[][..], with_picture] {
-        let mut c = forerun();
-        c.args(["verify", "--tokens", "8", "--model"]).arg(tiny_moe()).args(more.iter().map(|a| a.as_ref()));
-        let o = finish(&mut c);
-        let rows = rows(&o.success().stdout);
-        assert_eq!(rows.len(), 12, "{}", o.stdout);
-        assert!(rows.iter().all(|r| r.hash == rows[0].hash && r.hash.len() == 16), "{}", o.stdout);
-        assert!(o.stdout.ends_with(&format!("lossless: one hash {} over 12 runs\n", rows[0].hash)), "{}", o.stdout);
-        // The runs are different ones: with room for all experts few are read, at the floor many.
-        let (all, floor) = (&rows[0], rows.last().expect("rows"));
-        assert_eq!((all.slots, floor.slots), (256, 4), "{}", o.stdout);
-        assert!(floor.misses > 2 * all.misses && floor.hits < all.hits, "{}", o.stdout);
-        assert!(rows.iter().any(|r| r.predicted > 0), "no cell predicted: {}", o.stdout);
-        seen.push(rows[0].hash.clone());
-    }
-    assert_ne!(seen[0], seen[1], "another prompt has another hash");
+/// `verify` with the kernels called `kernels`.
+fn verify(kernels: &str, model: &Path, tokens: &str, more: &[&dyn AsRef<OsStr>]) -> Outcome {
+    let mut c = forerun();
+    c.env("FORERUN_KERNELS", kernels).args(["verify", "--tokens", tokens, "--model"]).arg(model);
+    finish(c.args(more.iter().map(|a| a.as_ref())))
 }
 
 #[test]
-fn a_dense_model_is_verified_too() {
-    let o = run("verify --tokens 4", &[&"--model", &tiny_dense()]);
-    let rows = rows(&o.success().stdout);
-    assert!(rows.iter().all(|r| r.hash == rows[0].hash && r.slots == 0), "{}", o.stdout);
+fn one_hash_whatever_the_setting_under_every_variant() {
+    let picture = tests("demo/scene_083.png");
+    let with_picture: &[&dyn AsRef<OsStr>] = &[&"--image", &picture, &"--prompt", &"Is the door open?"];
+    let mut seen = Vec::new();
+    for set in KernelSet::available() {
+        for more in [&[][..], with_picture] {
+            let o = verify(set.name, &tiny_moe(), "8", more);
+            let rows = rows(&o.success().stdout);
+            assert_eq!(rows.len(), 12, "{o:?}");
+            assert!(rows.iter().all(|r| r.hash == rows[0].hash && r.hash.len() == 16), "{}: {}", set.name, o.stdout);
+            assert!(o.stdout.ends_with(&format!("lossless: one hash {} over 12 runs\n", rows[0].hash)), "{}", o.stdout);
+            // The runs are different ones: with room for all experts few are read, at the floor many.
+            let (all, floor) = (&rows[0], rows.last().expect("rows"));
+            assert_eq!((all.slots, floor.slots), (256, 4), "{}", o.stdout);
+            assert!(floor.misses > 2 * all.misses && floor.hits < all.hits, "{}", o.stdout);
+            assert!(rows.iter().any(|r| r.predicted > 0), "no cell predicted: {}", o.stdout);
+            seen.push(rows[0].hash.clone());
+        }
+    }
+    let [plain, pictured] = [0, 1].map(|i| seen.iter().skip(i).step_by(2).collect::<Vec<_>>());
+    assert!(plain.iter().all(|hash| !pictured.contains(hash)), "another prompt has another hash");
+    // The others fuse products with sums, scalar does not: one hash for all would mean that they were not forced.
+    let (scalar, others) = plain.split_last().expect("a variant");
+    assert!(!others.contains(scalar), "{plain:?}");
+}
+
+#[test]
+fn a_dense_model_is_verified_under_every_variant() {
+    for set in KernelSet::available() {
+        let o = verify(set.name, &tiny_dense(), "4", &[]);
+        let rows = rows(&o.success().stdout);
+        assert!(rows.iter().all(|r| r.hash == rows[0].hash && r.slots == 0), "{}: {}", set.name, o.stdout);
+    }
 }
 
 #[test]
