@@ -19,6 +19,7 @@ pub(crate) trait Decode: Blocks {
     /// Decoded bytes are signed; else they are below 64.
     const SIGNED: bool = false;
     /// Offset of 128 bytes whose low nibbles are the even groups and whose high ones the odd, 32 bytes for two groups.
+    #[cfg(target_arch = "x86_64")]
     const NIBBLES: Option<usize> = None;
 
     /// Group `i`.
@@ -204,6 +205,7 @@ unsafe fn k_scales<I: Isa>(d: u16, dmin: u16, s: &[u8; 12]) -> (Eight<I>, Eight<
 }
 
 impl Decode for BlockQ4K {
+    #[cfg(target_arch = "x86_64")]
     const NIBBLES: Option<usize> = Some(core::mem::offset_of!(BlockQ4K, qs));
 
     #[inline(always)]

@@ -11,7 +11,9 @@ mod tests;
 
 pub(crate) use attention::check_attention_rows;
 pub use attention::{attention, attention_rows};
-pub(crate) use matmul::{check_matmul, check_quantize, quantize_block};
+pub(crate) use matmul::check_matmul;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use matmul::{check_quantize, quantize_block};
 pub use matmul::{matmul, quantize_act};
 pub use mix::{CONV_WIDTH, axpy, conv_step, delta_step, gelu_erf, gelu_tanh, l2_norm, layer_norm, rms_norm, silu_mul};
 

@@ -53,7 +53,9 @@ impl Rng {
     pub fn rows(&mut self, count: usize, n: usize, fill: Fill) -> Vec<f32> {
         match fill {
             Fill::Uniform(scale) => self.vec(count * n, scale),
-            Fill::Flat(scale) => (0..count * n).map(|i| if i / n % 2 == 0 { scale } else { -scale }).collect(),
+            Fill::Flat(scale) => {
+                (0..count * n).map(|i| if (i / n).is_multiple_of(2) { scale } else { -scale }).collect()
+            }
             Fill::Bits(_) => panic!("bits of no type"),
         }
     }
