@@ -93,7 +93,7 @@ impl Model {
         };
         let plan = Plan::new(&self.config, &self.weights, options).expect("plan");
         let mut block = vec![0f32; plan.block_elems()];
-        let storage = MemStorage::new(&self.file, plan.slots, plan.slot_bytes, setup.depth, setup.seed);
+        let storage = MemStorage::new(&self.file, plan.slots, plan.slot_bytes, setup);
         let mut engine = Engine::new(
             &self.config,
             &self.weights,
@@ -124,8 +124,10 @@ pub struct Setup<'a> {
     pub slots: Option<usize>,
     /// Reads in flight.
     pub depth: usize,
-    /// Seed of the order in which reads land.
+    /// Seed of the order in which reads land, and of the faults.
     pub seed: u64,
+    /// What goes wrong.
+    pub faults: Faults,
     /// Threads.
     pub workers: &'a dyn Workers,
     /// Kernel variant.
@@ -144,11 +146,21 @@ impl Default for Setup<'_> {
             slots: None,
             depth: 16,
             seed: 1,
+            faults: Faults::default(),
             workers: &forerun_engine::ports::Serial,
             kernels: KernelSet::select(None).expect("kernels"),
             tuning: Tuning::default(),
         }
     }
+}
+
+/// What a bad disk does, in thousandths of all reads.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Faults {
+    /// The read fails.
+    pub errors: u64,
+    /// One bit of what it brings is wrong.
+    pub flips: u64,
 }
 
 /// The kernel variants under which whole models must give the reference's answers: all that this CPU runs, or those that
@@ -182,11 +194,24 @@ pub struct MemStorage<'a> {
     depth: usize,
     flying: Vec<Read>,
     seed: u64,
+    faults: Faults,
+    /// Bits that were flipped so far.
+    pub flipped: u64,
 }
 
 impl<'a> MemStorage<'a> {
-    fn new(file: &'a [u8], slots: usize, slot_bytes: usize, depth: usize, seed: u64) -> Self {
-        Self { file, slots: Aligned::zeroed(slots * slot_bytes), slot_bytes, depth, flying: Vec::new(), seed: seed | 1 }
+    fn new(file: &'a [u8], slots: usize, slot_bytes: usize, setup: &Setup<'_>) -> Self {
+        Self {
+            file,
+            slots: Aligned::zeroed(slots * slot_bytes),
+            slot_bytes,
+            depth: setup.depth,
+            flying: Vec::new(),
+            // Neighbouring seeds differ in few bits, and xorshift wants some of them set.
+            seed: setup.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
+            faults: setup.faults,
+            flipped: 0,
+        }
     }
 
     fn random(&mut self) -> u64 {
@@ -230,6 +255,15 @@ impl Storage for MemStorage<'_> {
             return Some(Completion { slot: r.slot, result: Err(ReadError::Eof) });
         };
         self.slots.bytes_mut()[at..][..from.len()].copy_from_slice(from);
+        let bits = from.len() as u64 * 8;
+        if self.random() % 1000 < self.faults.errors {
+            return Some(Completion { slot: r.slot, result: Err(ReadError::Os(5)) });
+        }
+        if self.random() % 1000 < self.faults.flips {
+            let bit = self.random() % bits;
+            self.slots.bytes_mut()[at + bit as usize / 8] ^= 1 << (bit % 8);
+            self.flipped += 1;
+        }
         Some(Completion { slot: r.slot, result: Ok(()) })
     }
 

@@ -2,6 +2,7 @@
 #![allow(missing_docs)] // flattened groups have no text of their own
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use forerun_engine::Checksums;
 use forerun_engine::plan::KvType;
 use forerun_engine::slicing::Detail;
 use forerun_linux::IoChoice;
@@ -48,6 +49,8 @@ pub enum Command {
     Demo(DemoArgs),
     /// Measure how fast prompts and answers are
     Bench(BenchArgs),
+    /// Answer one prompt and write down which experts every token chose, for 'forerun-quant replay'
+    Route(RouteArgs),
 }
 
 /// Which model.
@@ -82,6 +85,9 @@ pub struct EngineArgs {
     /// Do not read ahead what the next layer will want
     #[arg(long)]
     pub no_predict: bool,
+    /// When what was read is compared with its checksum
+    #[arg(long, value_name = "WHEN", default_value = "first")]
+    pub checksums: Check,
     /// Most expert slots, whatever fits
     #[arg(long, value_name = "N", hide = true)]
     pub slots: Option<usize>,
@@ -119,6 +125,16 @@ pub struct SampleArgs {
     /// Think before answering; the thoughts go to standard error
     #[arg(long)]
     pub think: bool,
+}
+
+/// `forerun route`
+#[derive(Debug, Args)]
+pub struct RouteArgs {
+    /// File to write: a line for each expert chosen
+    #[arg(long, value_name = "FILE")]
+    pub trace: PathBuf,
+    #[command(flatten)]
+    pub run: RunArgs,
 }
 
 /// `forerun run`
@@ -253,6 +269,27 @@ pub enum Fault {
     FlipByte,
     /// Sum experts in the order in which they arrive instead of router order
     ArrivalOrder,
+}
+
+/// When checksums are compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Check {
+    /// Each tensor and expert when it is first read
+    First,
+    /// Experts whenever they are read, too
+    Always,
+    /// Nothing
+    Never,
+}
+
+impl From<Check> for Checksums {
+    fn from(c: Check) -> Self {
+        match c {
+            Check::First => Self::First,
+            Check::Always => Self::Always,
+            Check::Never => Self::Never,
+        }
+    }
 }
 
 /// Element type of the KV cache.

@@ -17,6 +17,7 @@ fn main() -> ExitCode {
         Command::Plan(a) => commands::plan::run(a),
         Command::Verify(a) => commands::verify::run(a),
         Command::Demo(a) => commands::demo::run(a),
+        Command::Route(a) => commands::route::run(a),
         Command::Bench(a) => commands::bench::run(a),
     };
     match result {

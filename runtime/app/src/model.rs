@@ -7,7 +7,7 @@ use crate::session::Look;
 use crate::template::{Template, TemplateError};
 use crate::tokenizer::Tokenizer;
 use forerun_engine::{
-    Engine, Tuning,
+    Checksums, Engine, Tuning,
     config::Config,
     plan::{KvType, Options, Plan, VisionOptions},
     slicing::{Detail, SliceParams, crop_patches_max},
@@ -228,7 +228,7 @@ impl Model {
             tokenizer_bytes: self.tokenizer_bytes(context),
         };
         let threads = args.threads.map_or_else(|| cores().fast.len().clamp(1, 8), usize::from);
-        let tuning = Tuning { predict: !args.no_predict, ..Tuning::default() };
+        let tuning = Tuning { predict: !args.no_predict, checksums: args.checksums.into(), ..Tuning::default() };
         Setup { options, threads, io: args.io.into(), tuning }
     }
 
@@ -281,7 +281,7 @@ impl Model {
             path: self.path.clone(),
             error: io::Error::other(format!("resident weights: {e}")),
         })?;
-        if setup.tuning.checksums {
+        if setup.tuning.checksums != Checksums::Never {
             self.weights.check_resident(resident).map_err(|(tensor, found, expected)| AppError::Checksum {
                 path: self.path.clone(),
                 tensor,

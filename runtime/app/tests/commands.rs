@@ -300,6 +300,37 @@ fn the_demo_is_right() {
 }
 
 #[test]
+fn routes_are_written_down() {
+    let scratch = Scratch::new("route");
+    let trace = scratch.path("routes.csv");
+    let args = "route --prompt hello --max-tokens 4 --temperature 0 --trace";
+    let o = run(args, &[&trace, &"--model", &tiny_moe()]);
+    o.success();
+    let text = std::fs::read_to_string(&trace).unwrap();
+    assert!(
+        text.contains("# n_layer=8 n_expert=32 n_expert_used=4\nturn,phase,step,layer,slot,expert,weight\n"),
+        "{text}"
+    );
+    let rows: Vec<Vec<f64>> =
+        text.lines().skip(3).map(|l| l.split(',').map(|v| v.parse().unwrap()).collect()).collect();
+    // Every token has four different experts in each of eight layers, the heaviest first; weights sum to one.
+    assert!(rows.len() > 32 && rows.len().is_multiple_of(32), "{} rows", rows.len());
+    for choice in rows.chunks(4) {
+        let experts: std::collections::BTreeSet<u64> = choice.iter().map(|r| r[5] as u64).collect();
+        assert!(experts.len() == 4 && experts.iter().all(|&e| e < 32), "{choice:?}");
+        assert!(choice.windows(2).all(|w| w[0][6] >= w[1][6]), "{choice:?}");
+        assert!((choice.iter().map(|r| r[6]).sum::<f64>() - 1.0).abs() < 1e-5, "{choice:?}");
+    }
+    // Three tokens of the answer were computed, after the whole prompt.
+    let steps = |phase: f64| rows.iter().filter(|r| r[1] == phase).map(|r| r[2] as u64).max();
+    assert_eq!(steps(1.0), Some(2));
+    assert!(rows.windows(2).all(|w| w[0][1] <= w[1][1]), "prompt first");
+
+    run(args, &[&trace, &"--model", &tiny_dense()]).refused(3, &["has no experts to choose"]);
+    run(args, &[&"/nowhere/routes.csv", &"--model", &tiny_moe()]).refused(3, &["/nowhere/routes.csv"]);
+}
+
+#[test]
 fn help_lists_the_exit_codes() {
     let o = run("--help", &[]);
     for code in

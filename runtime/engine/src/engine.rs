@@ -174,20 +174,31 @@ pub struct Input<'a> {
     pub positions: [&'a [u32]; 3],
 }
 
+/// When an expert is compared with its checksum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Checksums {
+    /// When it is first read: finds a damaged file.
+    First,
+    /// Whenever it is read: finds a failing cable or memory, too.
+    Always,
+    /// Not at all.
+    Never,
+}
+
 /// What may be changed between runs without changing a bit of the result (except by [`SumOrder::Arrival`]).
 #[derive(Debug, Clone, Copy)]
 pub struct Tuning {
     /// Read ahead what the next layer's router asks for.
     pub predict: bool,
-    /// Compare an expert with its checksum when it is first read.
-    pub checksums: bool,
+    /// When experts are compared with their checksums.
+    pub checksums: Checksums,
     /// Order in which experts are summed.
     pub sum_order: SumOrder,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { predict: true, checksums: true, sum_order: SumOrder::Router }
+        Self { predict: true, checksums: Checksums::First, sum_order: SumOrder::Router }
     }
 }
 

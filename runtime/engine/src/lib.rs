@@ -23,6 +23,6 @@ mod text;
 mod vision;
 pub mod weights;
 
-pub use engine::{Counters, Engine, EngineError, Input, NoObserver, Observer, Tuning};
+pub use engine::{Checksums, Counters, Engine, EngineError, Input, NoObserver, Observer, Tuning};
 pub use moe::SumOrder;
 pub use vision::{CropPixels, VisionObserver};

@@ -5,7 +5,7 @@
 use crate::buffers::TextScratch;
 use crate::cache::{ExpertCache, Place};
 use crate::config::Config;
-use crate::engine::{Counters, EngineError, Observer, Tuning};
+use crate::engine::{Checksums, Counters, EngineError, Observer, Tuning};
 use crate::exec::{Exec, Part, Products, q8_words};
 use crate::ports::{Clock, Read, Storage};
 use crate::router::{TOP_K_MAX, choose, top_k};
@@ -37,7 +37,7 @@ pub(crate) struct Moe<'a> {
     experts: usize,
     top_k: usize,
     in_flight: usize,
-    /// Experts whose checksum was right once.
+    /// Experts that need no comparison (any more).
     verified: Vec<bool>,
     /// Experts whose checksum was wrong once.
     suspect: Vec<bool>,
@@ -85,7 +85,7 @@ impl<'a> Moe<'a> {
             experts,
             top_k,
             in_flight: 0,
-            verified: vec![!tuning.checksums; layers * experts],
+            verified: vec![tuning.checksums == Checksums::Never; layers * experts],
             suspect: vec![false; layers * experts],
             chosen: vec![0; chunk * top_k],
             computed: vec![0; chunk * top_k],
@@ -395,7 +395,8 @@ impl<'a> Moe<'a> {
                 self.submit(storage);
                 return Ok(None);
             }
-            self.verified[id as usize] = true;
+            self.verified[id as usize] = self.tuning.checksums == Checksums::First;
+            self.suspect[id as usize] = false;
         }
         self.cache.landed(c.slot);
         Ok(wanted.then_some(e))

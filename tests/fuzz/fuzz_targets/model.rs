@@ -1,7 +1,7 @@
 //! Model files whose parts fit together, of odd sizes and types, or damaged in places. What is accepted and small is run.
 #![no_main]
 
-use forerun_engine::{
+use forerun_engine::{Checksums, 
     CropPixels, Engine, Input, NoObserver, Tuning,
     config::Config,
     plan::{KvType, Options, Plan, VisionOptions},
@@ -65,7 +65,7 @@ fn run(config: &Config, weights: &Weights, header: &[u8], file_bytes: u64, seed:
     let mut block = vec![0f32; plan.block_elems()];
     let storage = Slots::new(&file, plan.slots, plan.slot_bytes);
     let kernels = KernelSet::available().nth(seed as usize / 16 % KernelSet::available().count()).expect("kernels");
-    let tuning = Tuning { predict: seed & 2 == 0, checksums: false, ..Tuning::default() };
+    let tuning = Tuning { predict: seed & 2 == 0, checksums: Checksums::Never, ..Tuning::default() };
     let resident = bytemuck::cast_slice(&resident);
     let mut engine =
         Engine::new(config, weights, &plan, resident, &mut block, storage, &Serial, kernels, &Still, tuning);

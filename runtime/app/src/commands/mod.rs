@@ -4,6 +4,7 @@ pub mod bench;
 pub mod chat;
 pub mod demo;
 pub mod plan;
+pub mod route;
 pub mod run;
 pub mod verify;
 

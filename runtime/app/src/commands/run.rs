@@ -6,7 +6,7 @@ use crate::error::AppError;
 use crate::model::{Facts, Model, model_path};
 use crate::session::{Answer, FILE_BYTES_MAX, Look, Session, read_picture, user_message};
 use forerun_camera::picture::{Limits, PictureError, dimensions};
-use forerun_engine::{Counters, NoObserver};
+use forerun_engine::{Counters, NoObserver, Observer};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -36,11 +36,18 @@ pub fn look(model: &Model, args: &VisionArgs, pictures: &[PathBuf]) -> Result<Lo
 /// # Errors
 /// If model, picture or prompt is not usable, it does not fit, or storage fails.
 pub fn run(args: &RunArgs) -> Result<(), AppError> {
-    let model = Model::open(&model_path(&args.model)?)?;
-    let look = look(&model, &args.vision, &args.image)?;
+    answer(&Model::open(&model_path(&args.model)?)?, args, &mut NoObserver)
+}
+
+/// Answers the prompt of `args`, of which `observer` hears.
+///
+/// # Errors
+/// As [`run`].
+pub fn answer(model: &Model, args: &RunArgs, observer: &mut dyn Observer) -> Result<(), AppError> {
+    let look = look(model, &args.vision, &args.image)?;
     let vision = (!args.image.is_empty()).then(|| model.vision_options(&look)).transpose()?;
     let setup = model.setup(&args.engine, vision);
-    let mut session = Session::new(&model, look, args.system.as_deref());
+    let mut session = Session::new(model, look, args.system.as_deref());
     session.messages.push(user_message(args.image.len(), &args.prompt));
     session.pictures.clone_from(&args.image);
     model.with_engine(
@@ -48,12 +55,12 @@ pub fn run(args: &RunArgs) -> Result<(), AppError> {
         |s| s,
         |engine, facts| {
             if args.json {
-                let answer = session.answer(engine, &args.sample, &mut NoObserver, &mut |_| Ok(()))?;
+                let answer = session.answer(engine, &args.sample, observer, &mut |_| Ok(()))?;
                 say(format_args!("{}\n", object(&answer, &engine.counters(), facts)))
             } else {
                 note(format_args!("{}", headline(facts)));
                 let mut printer = Printer::new();
-                let answer = session.answer(engine, &args.sample, &mut NoObserver, &mut |p| printer.print(p))?;
+                let answer = session.answer(engine, &args.sample, observer, &mut |p| printer.print(p))?;
                 say(format_args!("\n"))?;
                 note(format_args!("{}", summary(&answer, &engine.counters())));
                 Ok(())

@@ -7,7 +7,7 @@ use crate::model::{Model, Setup, default_cap, model_path};
 use crate::session::{Session, user_message};
 use forerun_engine::plan::{KvType, Options};
 use forerun_engine::ports::{Completion, Read, ReadError, Storage};
-use forerun_engine::{Observer, SumOrder, Tuning};
+use forerun_engine::{Checksums, Observer, SumOrder, Tuning};
 use forerun_linux::IoChoice;
 use sha2::{Digest, Sha256};
 
@@ -131,7 +131,7 @@ pub fn run(args: &VerifyArgs) -> Result<(), AppError> {
     for (i, cell) in matrix(top_k).into_iter().enumerate() {
         let tuning = Tuning {
             predict: cell.predict,
-            checksums: args.inject != Some(Fault::FlipByte),
+            checksums: if args.inject == Some(Fault::FlipByte) { Checksums::Never } else { Checksums::First },
             sum_order: if args.inject == Some(Fault::ArrivalOrder) { SumOrder::Arrival } else { SumOrder::Router },
         };
         let context = model.context(args.context, 1024);
