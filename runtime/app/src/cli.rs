@@ -246,6 +246,15 @@ pub struct BenchArgs {
     /// Measure how long one square crop takes the vision tower, at 16x and at 4x, instead of tokens
     #[arg(long, conflicts_with_all = ["resident", "prefill", "decode"])]
     pub vision: bool,
+    /// Keep what earlier rounds read: otherwise each begins with empty slots
+    #[arg(long, conflicts_with_all = ["resident", "vision"])]
+    pub warm: bool,
+    /// Choose experts at random, this share of them (0 to 1) those of the token before [default: 0, or as the model routes]
+    #[arg(long, value_name = "SHARE", value_parser = parse_part, conflicts_with_all = ["resident", "vision"])]
+    pub reuse: Option<f64>,
+    /// Choose experts at random, and foresee this share of them (0 to 1) [default: 0, or as the model routes]
+    #[arg(long, value_name = "SHARE", value_parser = parse_part, conflicts_with_all = ["resident", "vision"])]
+    pub recall: Option<f64>,
     /// Tokens of the prompt
     #[arg(long, value_name = "TOKENS", default_value_t = 64, value_parser = parse_count)]
     pub prefill: usize,
@@ -348,6 +357,10 @@ fn parse_nonnegative(s: &str) -> Result<f32, String> {
 
 fn parse_share(s: &str) -> Result<f32, String> {
     s.parse().ok().filter(|p| *p > 0.0 && *p <= 1.0).ok_or_else(|| "expected a number above 0, at most 1".into())
+}
+
+fn parse_part(s: &str) -> Result<f64, String> {
+    s.parse().ok().filter(|p| (0.0..=1.0).contains(p)).ok_or_else(|| "expected a number from 0 to 1".into())
 }
 
 /// Bytes from text such as `3G`, `512M`, `1.5GiB` or `4096`; units are powers of 1024.

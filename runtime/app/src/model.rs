@@ -311,6 +311,9 @@ impl Model {
             &clock,
             setup.tuning,
         );
+        if facts.plan.slots < facts.plan.experts {
+            engine.probe()?;
+        }
         f(&mut engine, &facts)
     }
 }

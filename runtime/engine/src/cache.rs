@@ -165,6 +165,33 @@ impl ExpertCache {
         predicted
     }
 
+    /// Whether a prediction has brought or is bringing what is in `slot`, and its layer has not chosen yet.
+    pub fn is_predicted(&self, slot: u32) -> bool {
+        self.slots[slot as usize].predicted
+    }
+
+    /// A slot on its way.
+    pub fn loading(&self) -> Option<u32> {
+        self.slots.iter().position(|s| s.loading).map(|slot| slot as u32)
+    }
+
+    /// Puts the at most `n` experts of `layer` that are in no slot and worth most into `out`, best first.
+    pub fn best_absent(&self, layer: usize, n: usize, out: &mut Vec<u16>) {
+        out.clear();
+        let id = |e: u16| (layer * self.shape.experts) as u32 + u32::from(e);
+        for e in 0..self.shape.experts as u16 {
+            let worth = self.worth.of(id(e));
+            if worth == 0.0 || self.place(id(e)) != Place::Absent {
+                continue;
+            }
+            let at = out.iter().position(|&o| self.worth.of(id(o)) < worth).unwrap_or(out.len());
+            if at < n {
+                out.truncate(n - 1);
+                out.insert(at, e);
+            }
+        }
+    }
+
     /// Lets `slot` be taken again.
     pub fn release(&mut self, slot: u32) {
         self.slots[slot as usize].held = false;

@@ -7,6 +7,7 @@ use crate::buffers::{State, TextScratch};
 use crate::cache::{ExpertCache, Shape};
 use crate::config::Config;
 use crate::exec::Exec;
+use crate::lookahead::Recall;
 use crate::moe::{Moe, SumOrder};
 use crate::plan::{KvType, Plan, TextSizes};
 use crate::ports::{Clock, ReadError, Storage, Workers};
@@ -120,12 +121,20 @@ pub struct Counters {
     pub predicted_late: u64,
     /// Of those predicted, the ones the next layer did not use.
     pub predicted_wasted: u64,
+    /// Experts that would have been read ahead, but their layer chose before their turn came.
+    pub predicted_cancelled: u64,
     /// Bytes read on demand.
     pub bytes_demand: u64,
     /// Bytes read ahead.
     pub bytes_predicted: u64,
+    /// Bytes that arrived, for whatever reason.
+    pub bytes_landed: u64,
     /// Time spent waiting for reads, microseconds.
     pub stall_us: u64,
+    /// The longest wait, microseconds.
+    pub stall_max_us: u64,
+    /// What the device delivered to [`Engine::probe`], bytes per second; 0 if it was not probed.
+    pub device_bytes_per_s: u64,
     /// Tokens computed.
     pub tokens: u64,
 }
@@ -151,6 +160,17 @@ pub trait Observer {
     /// Experts and weights that `layer` chose for `token`, largest weight first.
     fn routed(&mut self, layer: usize, token: usize, experts: &[u16], weights: &[f32]) {
         let _ = (layer, token, experts, weights);
+    }
+
+    /// Measurements only: may put other experts in the place of those that `layer` chose for `token`.
+    fn reroute(&mut self, layer: usize, token: usize, experts: &mut [u16]) {
+        let _ = (layer, token, experts);
+    }
+
+    /// Measurements only: may put other candidates in the place of those that are foreseen for `layer`, likeliest first;
+    /// `token` is the first of the chunk.
+    fn foresee(&mut self, layer: usize, token: usize, candidates: &mut [u16]) {
+        let _ = (layer, token, candidates);
     }
 
     /// Logits after `token`.
@@ -284,6 +304,41 @@ impl<'a, S: Storage> Engine<'a, S> {
         self.moe.as_mut().map_or(Ok(()), |m| m.preload(&mut self.storage))
     }
 
+    /// Finds out how many reads in flight keep the storage busy, and does with that many from then on. Some 60 experts are
+    /// read, and stay.
+    ///
+    /// # Errors
+    /// As [`Engine::preload`].
+    pub fn probe(&mut self) -> Result<(), EngineError> {
+        self.moe.as_mut().map_or(Ok(()), |m| m.probe(&mut self.storage))
+    }
+
+    /// Bytes per second that the storage delivers to `reads` reads of experts that are in no slot; others for each `round`.
+    /// They take the place of what is in the slots.
+    ///
+    /// # Errors
+    /// As [`Engine::preload`].
+    pub fn device_rate(&mut self, reads: usize, round: u32) -> Result<f64, EngineError> {
+        self.moe.as_mut().map_or(Ok(0.0), |m| m.device_rate(&mut self.storage, reads, round))
+    }
+
+    /// Empties all expert slots, after which everything is read again.
+    pub fn forget_experts(&mut self) {
+        if let Some(m) = &mut self.moe {
+            m.forget(&mut self.storage);
+        }
+    }
+
+    /// How many experts were foreseen, for each layer.
+    pub fn recall(&self) -> &[Recall] {
+        self.moe.as_ref().map_or(&[], Moe::recall)
+    }
+
+    /// Most reads in flight.
+    pub fn depth(&self) -> usize {
+        self.moe.as_ref().map_or(0, Moe::depth)
+    }
+
     /// Forgets all tokens and visual features. Experts stay in their slots.
     pub fn reset(&mut self) {
         self.state.delta.fill(0.0);
@@ -384,6 +439,9 @@ impl<'a, S: Storage> Engine<'a, S> {
             observer.hidden(l, self.len, &s.x[..n * h]);
             text::norm(self, layer.attn_norm, n, s);
             text::mixer(self, layer, self.len, n, (&mut attention, &mut delta), s);
+            if let Some(m) = &mut self.moe {
+                m.pump(&mut self.storage)?;
+            }
             self.exec.each_row(&mut s.x[..n * h], h, |t, row| (self.exec.ks.axpy)(1.0, &s.out[t * h..][..h], row));
             text::norm(self, layer.ffn_norm, n, s);
             observer.router_input(l, self.len, &s.norm[..n * h]);

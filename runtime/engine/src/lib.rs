@@ -12,6 +12,7 @@ pub mod cache;
 pub mod config;
 mod engine;
 mod exec;
+mod lookahead;
 mod moe;
 pub mod plan;
 pub mod ports;
@@ -24,5 +25,6 @@ mod vision;
 pub mod weights;
 
 pub use engine::{Checksums, Counters, Engine, EngineError, Input, NoObserver, Observer, Tuning};
+pub use lookahead::Recall;
 pub use moe::SumOrder;
 pub use vision::{CropPixels, VisionObserver};

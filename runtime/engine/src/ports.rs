@@ -23,12 +23,15 @@ pub enum ReadError {
     Eof,
     /// The operating system's error number.
     Os(i32),
+    /// The device did not answer in the time that the storage gives it.
+    TimedOut,
 }
 
 impl fmt::Display for ReadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Eof => f.write_str("the file ends before it: copy the model file again"),
+            Self::TimedOut => f.write_str("the storage does not answer: check it and its cable, then start again"),
             Self::Os(n) => write!(f, "I/O error {n} after retries: check the storage and its cable"),
         }
     }
@@ -61,8 +64,9 @@ pub trait Storage {
     /// If a read names a slot that is in flight or out of range, or is larger than a slot or not aligned.
     fn submit(&mut self, reads: &[Read]) -> usize;
 
-    /// Returns a finished read, in order of arrival. With `wait`, blocks until there is one; returns `None` only when
-    /// none is finished (or, with `wait`, none is in flight).
+    /// Returns a finished read, in order of arrival. With `wait`, blocks until there is one. Returns `None` when none is
+    /// finished, with `wait` when none is in flight or the device has not answered for longer than the storage gives it; its
+    /// reads are still in flight then and may end later.
     fn complete(&mut self, wait: bool) -> Option<Completion>;
 
     /// The bytes of `slot`.

@@ -31,31 +31,46 @@ pub fn cgroup_limit_bytes() -> Option<u64> {
     limit_in(&fs::read_to_string("/proc/self/cgroup").ok()?, Path::new("/sys/fs/cgroup"))
 }
 
-/// `membership` is the text of `/proc/self/cgroup`, a line `id:controllers:path` a hierarchy; `mount` holds the tree.
-fn limit_in(membership: &str, mount: &Path) -> Option<u64> {
-    let limits = membership.lines().filter_map(|line| {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (controllers, path) = (fields.next()?, fields.next()?);
-        if controllers.is_empty() {
-            // Version 2, alone or beside version 1.
-            let hybrid = mount.join("unified");
-            smallest(if hybrid.is_dir() { &hybrid } else { mount }, path, "memory.max")
-        } else if controllers.split(',').any(|c| c == "memory") {
-            smallest(&mount.join("memory"), path, "memory.limit_in_bytes")
-        } else {
-            None
-        }
-    });
-    limits.min()
+/// The most memory, page cache included, that this process's cgroup has been charged with since it was made or its mark
+/// was reset, in bytes; `None` where the kernel does not tell.
+pub fn cgroup_peak_bytes() -> Option<u64> {
+    let membership = fs::read_to_string("/proc/self/cgroup").ok()?;
+    values(&membership, Path::new("/sys/fs/cgroup"), ["memory.peak", "memory.max_usage_in_bytes"])
+        .filter_map(|mut leaf_first| leaf_first.next())
+        .min()
 }
 
-/// The smallest number in `file` from the folder of `path` up to `root`. A container may not see the lower folders.
-fn smallest(root: &Path, path: &str, file: &str) -> Option<u64> {
+/// `membership` is the text of `/proc/self/cgroup`; `mount` holds the tree.
+fn limit_in(membership: &str, mount: &Path) -> Option<u64> {
     // Version 1 writes "no limit" as the largest page multiple of an i64, version 2 as "max".
     const UNLIMITED: u64 = 1 << 62;
-    let leaf = root.join(path.trim_start_matches('/'));
-    let limit = |dir: &Path| fs::read_to_string(dir.join(file)).ok()?.trim().parse::<u64>().ok();
-    leaf.ancestors().take_while(|dir| dir.starts_with(root)).filter_map(limit).filter(|&n| n < UNLIMITED).min()
+    values(membership, mount, ["memory.max", "memory.limit_in_bytes"]).flatten().filter(|&n| n < UNLIMITED).min()
+}
+
+/// For each hierarchy that `membership` names, a line `id:controllers:path` each, the numbers in a file of the folder of
+/// `path` and of those above it, from below; `files` are its names in version 2 and 1. A container may not see the lower
+/// folders.
+fn values<'a>(
+    membership: &'a str,
+    mount: &'a Path,
+    files: [&'static str; 2],
+) -> impl Iterator<Item = impl Iterator<Item = u64>> + 'a {
+    membership.lines().filter_map(move |line| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (fields.next()?, fields.next()?);
+        let (root, file) = if controllers.is_empty() {
+            // Version 2, alone or beside version 1.
+            let hybrid = mount.join("unified");
+            (if hybrid.is_dir() { hybrid } else { mount.to_owned() }, files[0])
+        } else if controllers.split(',').any(|c| c == "memory") {
+            (mount.join("memory"), files[1])
+        } else {
+            return None;
+        };
+        let leaf = root.join(path.trim_start_matches('/'));
+        let folders: Vec<_> = leaf.ancestors().take_while(|dir| dir.starts_with(&root)).map(Path::to_owned).collect();
+        Some(folders.into_iter().filter_map(move |dir| fs::read_to_string(dir.join(file)).ok()?.trim().parse().ok()))
+    })
 }
 
 #[cfg(test)]

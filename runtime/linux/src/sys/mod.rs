@@ -12,7 +12,7 @@ pub use affinity::{available_cpus, available_threads, pin_current_thread, unpin_
 pub(crate) use file::cached_bytes;
 pub use file::drop_page_cache;
 pub(crate) use file::{direct_align, drop_cached, read_randomly};
-pub use memory::{cgroup_limit_bytes, memory_available_bytes, peak_rss_bytes};
+pub use memory::{cgroup_limit_bytes, cgroup_peak_bytes, memory_available_bytes, peak_rss_bytes};
 pub(crate) use team::{THREADS_MAX, Team};
 
 use std::time::Instant;

@@ -1,13 +1,15 @@
-//! `forerun bench`: how fast prompt and answer are, beside what memory could deliver in the same minute.
+//! `forerun bench`: how fast prompt and answer are, beside what memory or storage could deliver in the same minute.
+
+mod routes;
+mod stream;
+mod vision;
 
 use super::{headline, say};
 use crate::cli::BenchArgs;
 use crate::error::AppError;
 use crate::model::{Model, kernels, model_path, workers};
-use crate::session::Look;
 use forerun_engine::ports::{Storage, Workers};
-use forerun_engine::slicing::Detail;
-use forerun_engine::{CropPixels, Engine, Input, NoObserver};
+use forerun_engine::{Engine, EngineError, Input, NoObserver, Observer};
 use forerun_format::BlockType;
 use forerun_kernels::Columns;
 use forerun_linux::Arena;
@@ -54,9 +56,9 @@ fn median(values: &[f64]) -> f64 {
     v.get(v.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// Tokens that look random and are always the same.
-fn tokens(n: usize, vocab: usize) -> Vec<u32> {
-    let mut s = 0x9E37_79B9_7F4A_7C15u64;
+/// Tokens that look random and are always the same for one `round`.
+fn tokens(n: usize, vocab: usize, round: usize) -> Vec<u32> {
+    let mut s = 0x9E37_79B9_7F4A_7C15u64.wrapping_mul(2 * round as u64 + 1);
     let mut next = || {
         s ^= s << 13;
         s ^= s >> 7;
@@ -66,78 +68,30 @@ fn tokens(n: usize, vocab: usize) -> Vec<u32> {
     (0..n).map(|_| next()).collect()
 }
 
-fn round<S: Storage>(engine: &mut Engine<'_, S>, ids: &[u32], decode: usize) -> Result<(f64, f64), AppError> {
-    engine.reset();
-    let prefill = ids.len() - decode;
-    let positions: Vec<u32> = (0..ids.len() as u32).collect();
-    let start = Instant::now();
-    engine.run(Input { ids: &ids[..prefill], positions: [&positions[..prefill]; 3] }, &mut NoObserver)?;
-    let prompt = prefill as f64 / start.elapsed().as_secs_f64();
-    let start = Instant::now();
-    for i in prefill..ids.len() {
-        engine.run(Input { ids: &ids[i..=i], positions: [&positions[i..=i]; 3] }, &mut NoObserver)?;
-    }
-    Ok((prompt, decode as f64 / start.elapsed().as_secs_f64()))
+/// Runs `ids` after what is in the state: together, or one by one.
+fn run_tokens<S: Storage>(
+    engine: &mut Engine<'_, S>,
+    ids: &[u32],
+    together: bool,
+    observer: &mut dyn Observer,
+) -> Result<(), EngineError> {
+    let first = engine.len() as u32;
+    let positions: Vec<u32> = (first..first + ids.len() as u32).collect();
+    let step = if together { ids.len().max(1) } else { 1 };
+    ids.chunks(step)
+        .zip(positions.chunks(step))
+        .try_for_each(|(ids, p)| engine.run(Input { ids, positions: [p; 3] }, observer))
 }
 
-/// Milliseconds that a crop of the model's own side takes at 16x and at 4x, in turn.
-fn vision(model: &Model, args: &BenchArgs) -> Result<(), AppError> {
-    let Some((v, i)) = &model.config.vision else {
-        return Err(AppError::Input("this model has no vision tower to measure".into()));
-    };
-    let side = i.scale_resolution as usize / v.patch;
-    let pixels = (side * v.patch).pow(2);
-    // The mode with the larger crops, so that one plan serves both.
-    let look = Look { detail: Detail::X4, max_slices: Some(1), pixels_max: pixels as u64, file_bytes_max: 0 };
-    let mut setup = model.setup(&args.engine, Some(model.vision_options(&look)?));
-    setup.options.slots_max = setup.options.slots_max.or(Some(0));
-    let rgb: Vec<u8> = tokens(pixels * 3, 256).into_iter().map(|b| b as u8).collect();
-    let crop = CropPixels { rows: side, cols: side, rgb: &rgb };
-    model.with_engine(
-        &setup,
-        |s| s,
-        |engine, facts| {
-            let mut ms = [Vec::new(), Vec::new()];
-            // One more than asked for: the first brings weights and buffers into the caches.
-            for round in 0..=args.rounds {
-                for (ms, detail) in ms.iter_mut().zip([Detail::X16, Detail::X4]) {
-                    engine.reset();
-                    let start = Instant::now();
-                    engine.see(crop, detail, &mut NoObserver)?;
-                    if round > 0 {
-                        ms.push(start.elapsed().as_secs_f64() * 1e3);
-                    }
-                }
-            }
-            let [x16, x4] = &ms;
-            let ratio = median(x4) / median(x16);
-            if args.json {
-                say(format_args!(
-                    "{}\n",
-                    json!({
-                        "crop": [side * v.patch, side * v.patch],
-                        "x16_ms": median(x16),
-                        "x4_ms": median(x4),
-                        "x16_rounds": x16,
-                        "x4_rounds": x4,
-                        "ratio": ratio,
-                        "kernels": facts.kernels,
-                        "threads": facts.threads,
-                        "peak_rss_bytes": forerun_linux::sys::peak_rss_bytes(),
-                    })
-                ))
-            } else {
-                say(format_args!(
-                    "{}\na crop of {1} x {1} pixels\n16x: {2:.1} ms, rounds {x16:.1?}\n\
-                     4x:  {3:.1} ms, rounds {x4:.1?}\n16x is {ratio:.2} times as fast\n",
-                    headline(facts),
-                    side * v.patch,
-                    median(x16),
-                    median(x4),
-                ))
-            }
-        },
-    )
+fn round<S: Storage>(engine: &mut Engine<'_, S>, ids: &[u32], decode: usize) -> Result<(f64, f64), AppError> {
+    engine.reset();
+    let (prompt, answer) = ids.split_at(ids.len() - decode);
+    let start = Instant::now();
+    run_tokens(engine, prompt, true, &mut NoObserver)?;
+    let prefill = prompt.len() as f64 / start.elapsed().as_secs_f64();
+    let start = Instant::now();
+    run_tokens(engine, answer, false, &mut NoObserver)?;
+    Ok((prefill, decode as f64 / start.elapsed().as_secs_f64()))
 }
 
 /// Runs the command.
@@ -147,15 +101,24 @@ fn vision(model: &Model, args: &BenchArgs) -> Result<(), AppError> {
 pub fn run(args: &BenchArgs) -> Result<(), AppError> {
     let model = Model::open(&model_path(&args.model)?)?;
     if args.vision {
-        return vision(&model, args);
+        return vision::run(&model, args);
     }
     let mut setup = model.setup(&args.engine, None);
     setup.options.context = (args.prefill + args.decode).max(1);
     if args.resident && setup.options.slots_max.is_none() {
         setup.options.slots_max = Some(usize::MAX);
     }
+    let plan = model.plan(&setup)?;
+    if plan.slots < plan.experts && !args.resident {
+        return stream::run(&model, &setup, args);
+    }
+    if args.recall.is_some() || args.reuse.is_some() {
+        return Err(AppError::Input(
+            "all experts fit in memory, so that nothing can be foreseen: lower --memory".into(),
+        ));
+    }
     let memory = memory_bytes_per_s(setup.threads, setup.options.cap_bytes)?;
-    let ids = tokens(args.prefill + args.decode, model.config.text.vocab);
+    let ids = tokens(args.prefill + args.decode, model.config.text.vocab, 0);
     model.with_engine(
         &setup,
         |s| s,

@@ -1,0 +1,273 @@
+//! What to read ahead for the next layer, and how much of it. Only keeps books: [`crate::moe`] reads.
+//!
+//! A device that has nothing to do between two layers can read for the second one. It has `gap / read time` reads to give,
+//! and the `k`-th of them costs what does not fit in there: with `hidden = min(max(gap / read time - k, 0), 1)`, a right
+//! read saves `hidden` of a read, a wrong one costs `1 - hidden`. So a candidate is read if it is right more often than
+//! `1 - hidden`. How often candidates of a rank are right, and how long the gap is, every layer learns for itself while it
+//! runs; where nothing is worth reading, candidates are not even looked for but on every [`TRIAL`]th step. That is how
+//! prediction switches itself off on a busy device or a model that cannot be foreseen, and on again.
+
+use alloc::{vec, vec::Vec};
+
+/// Least share of right candidates at which a rank is read, however idle the device: a wrong one takes the slot of
+/// something, and heats.
+const CUT: f32 = 1.0 / 3.0;
+/// Weight of the latest step in what is learnt.
+const LEARN: f32 = 1.0 / 32.0;
+/// Share assumed of the first `top_k` ranks at the start; public measurements are about 0.8 (design §6).
+const ASSUMED: f32 = 0.7;
+/// A layer for which nothing is worth reading is judged again on every so many steps.
+const TRIAL: u32 = 16;
+/// Candidates judged for a token, for each expert that it uses.
+const RANKS_PER_PICK: usize = 2;
+/// Candidates of a chunk.
+const CHUNK_RANKS: usize = 64;
+
+/// What a layer has learnt from one kind of step.
+#[derive(Debug, Clone)]
+struct Record {
+    /// Share of right candidates, for each rank.
+    right: Vec<f32>,
+    /// Time from the last read of the layer before to this layer's choice, microseconds; 0 before the first.
+    gap_us: f32,
+    /// Steps since candidates were last looked for.
+    unjudged: u32,
+}
+
+impl Record {
+    fn new(ranks: usize, sure: usize) -> Self {
+        let right = (0..ranks).map(|r| if r < sure { ASSUMED } else { 0.0 }).collect();
+        Self { right, gap_us: 0.0, unjudged: 0 }
+    }
+
+    /// Whether a candidate of `rank` is worth being the read after `taken` others.
+    fn worthwhile(&self, rank: usize, taken: usize, read_us: f32) -> bool {
+        let hidden = if read_us > 0.0 { (self.gap_us / read_us - taken as f32).clamp(0.0, 1.0) } else { 1.0 };
+        self.right.get(rank).is_some_and(|&p| p >= CUT && p > 1.0 - hidden)
+    }
+}
+
+/// How many of a layer's choices were among as many candidates.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Recall {
+    /// Experts chosen that were among the first `top_k` candidates.
+    pub found: u64,
+    /// Experts chosen when there were candidates.
+    pub chosen: u64,
+}
+
+/// Candidates of the next layer, and what all layers have learnt.
+#[derive(Debug)]
+pub(crate) struct Lookahead {
+    top_k: usize,
+    layers: usize,
+    /// `(2, layers)`: of single tokens, then of chunks.
+    records: Vec<Record>,
+    recall: Vec<Recall>,
+    /// Layer that is looked ahead to, if any, and whether for a chunk.
+    target: Option<(usize, bool)>,
+    /// Candidates, likeliest first.
+    candidates: Vec<u16>,
+    /// Candidates that were looked at, and those of them to be read.
+    seen: usize,
+    taken: usize,
+    /// Time of one read on a busy device, microseconds; 0 if it is not known yet.
+    read_us: f32,
+}
+
+impl Lookahead {
+    pub fn new(layers: usize, top_k: usize) -> Self {
+        let ranks = RANKS_PER_PICK * top_k;
+        let mut records = vec![Record::new(ranks, top_k); layers];
+        records.resize(2 * layers, Record::new(CHUNK_RANKS, CHUNK_RANKS));
+        Self {
+            top_k,
+            layers,
+            records,
+            recall: vec![Recall::default(); layers],
+            target: None,
+            candidates: Vec::with_capacity(ranks.max(CHUNK_RANKS)),
+            seen: 0,
+            taken: 0,
+            read_us: 0.0,
+        }
+    }
+
+    /// Heap bytes of these books.
+    pub fn heap_bytes(layers: usize, top_k: usize) -> usize {
+        let ranks = RANKS_PER_PICK * top_k;
+        layers * (2 * size_of::<Record>() + (ranks + CHUNK_RANKS) * 4 + size_of::<Recall>())
+            + 2 * ranks.max(CHUNK_RANKS)
+    }
+
+    /// For each layer, of single tokens.
+    pub fn recall(&self) -> &[Recall] {
+        &self.recall
+    }
+
+    fn record(&mut self, layer: usize, chunk: bool) -> &mut Record {
+        &mut self.records[usize::from(chunk) * self.layers + layer]
+    }
+
+    /// A read on the busy device took `us` microseconds.
+    pub fn read_took(&mut self, us: f32) {
+        self.read_us += if self.read_us > 0.0 { LEARN } else { 1.0 } * (us - self.read_us);
+    }
+
+    /// Number of candidates wanted for `layer`; 0 if nothing is worth reading.
+    pub fn wants(&mut self, layer: usize, chunk: bool) -> usize {
+        let read_us = self.read_us;
+        let r = self.record(layer, chunk);
+        if r.worthwhile(0, 0, read_us) || r.unjudged >= TRIAL {
+            return r.right.len();
+        }
+        r.unjudged += 1;
+        0
+    }
+
+    /// Looks ahead to `layer` from now on. The candidates are the caller's to add, likeliest first, at most as many as the
+    /// layer wants.
+    pub fn start(&mut self, layer: usize, chunk: bool) -> &mut Vec<u16> {
+        self.record(layer, chunk).unjudged = 0;
+        (self.target, self.seen, self.taken) = (Some((layer, chunk)), 0, 0);
+        self.candidates.clear();
+        &mut self.candidates
+    }
+
+    /// Layer and next candidate to look at, while one is worth reading. [`Lookahead::took`] or [`Lookahead::passed`]
+    /// follows.
+    pub fn next(&self) -> Option<(usize, u16)> {
+        let (layer, chunk) = self.target?;
+        let e = *self.candidates.get(self.seen)?;
+        let record = &self.records[usize::from(chunk) * self.layers + layer];
+        record.worthwhile(self.seen, self.taken, self.read_us).then_some((layer, e))
+    }
+
+    /// The candidate is to be read.
+    pub fn took(&mut self) {
+        self.seen += 1;
+        self.taken += 1;
+    }
+
+    /// The candidate is in memory, or on its way.
+    pub fn passed(&mut self) {
+        self.seen += 1;
+    }
+
+    /// `layer` has chosen, `gap_us` microseconds after the device had nothing more to read for the layer before, if that is
+    /// known; `is_chosen` tells what. Learns from it, and returns how many candidates that were worth reading had not been read, now forgotten.
+    pub fn settle(&mut self, layer: usize, chunk: bool, gap_us: Option<f32>, is_chosen: impl Fn(u16) -> bool) -> u64 {
+        let mut left = 0;
+        if self.target.is_some() {
+            while self.next().is_some() {
+                self.took();
+                left += 1;
+            }
+        }
+        let top_k = self.top_k;
+        let judged = self.target.take() == Some((layer, chunk));
+        let r = &mut self.records[usize::from(chunk) * self.layers + layer];
+        if let Some(gap_us) = gap_us {
+            r.gap_us += if r.gap_us > 0.0 { LEARN } else { 1.0 } * (gap_us - r.gap_us);
+        }
+        if !judged {
+            return left;
+        }
+        let mut found = 0;
+        for (rank, (p, &e)) in r.right.iter_mut().zip(&self.candidates).enumerate() {
+            let right = is_chosen(e);
+            found += u64::from(right && rank < top_k);
+            *p += LEARN * (f32::from(u8::from(right)) - *p);
+        }
+        if !chunk {
+            self.recall[layer].found += found;
+            self.recall[layer].chosen += top_k as u64;
+        }
+        left
+    }
+
+    /// Forgets the candidates.
+    pub fn abandon(&mut self) {
+        self.target = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOP_K: usize = 4;
+
+    /// A step in which the candidates 0, 1, 2... were looked at and `chosen` chosen; returns what was to be read.
+    fn step(l: &mut Lookahead, gap_us: f32, chosen: &[u16]) -> usize {
+        let n = l.wants(1, false);
+        let mut reads = 0;
+        if n > 0 {
+            l.start(1, false).extend(0..n as u16);
+            while l.next().is_some() {
+                l.took();
+                reads += 1;
+            }
+        }
+        l.settle(1, false, Some(gap_us), |e| chosen.contains(&e));
+        reads
+    }
+
+    #[test]
+    fn an_idle_device_reads_all_that_is_likely_and_no_more() {
+        let mut l = Lookahead::new(2, TOP_K);
+        l.read_took(100.0);
+        for _ in 0..200 {
+            step(&mut l, 1e5, &[0, 1, 2, 9]);
+        }
+        assert_eq!(step(&mut l, 1e5, &[0, 1, 2, 9]), 3);
+        assert_eq!(l.recall()[1].found * 4, l.recall()[1].chosen * 3);
+    }
+
+    #[test]
+    fn a_busy_device_reads_what_fits_the_gap() {
+        let mut l = Lookahead::new(2, TOP_K);
+        l.read_took(100.0);
+        for _ in 0..200 {
+            step(&mut l, 250.0, &[0, 1, 2, 3]);
+        }
+        assert_eq!(step(&mut l, 250.0, &[0, 1, 2, 3]), 3, "2.5 reads fit, and the third is nearly sure to be right");
+        for _ in 0..200 {
+            step(&mut l, 5.0, &[0, 1, 2, 3]);
+        }
+        // A twentieth of a read is hidden, and candidates are right in less than 19 of 20 cases.
+        for i in 0..200 {
+            step(&mut l, 5.0, if i % 5 > 0 { &[0, 1, 2, 3] } else { &[9] });
+        }
+        let reads: usize = (0..64).map(|i| step(&mut l, 5.0, if i % 5 > 0 { &[0, 1, 2, 3] } else { &[9] })).sum();
+        assert_eq!(reads, 0);
+    }
+
+    #[test]
+    fn it_switches_itself_off_and_on() {
+        let mut l = Lookahead::new(2, TOP_K);
+        l.read_took(100.0);
+        for _ in 0..200 {
+            step(&mut l, 1e5, &[9]);
+        }
+        let looked = |l: &mut Lookahead, chosen: &[u16]| {
+            (0..10 * (TRIAL + 1)).filter(|_| l.wants(1, false) > 0 && step(l, 1e5, chosen) == 0).count()
+        };
+        assert!((9..=21).contains(&looked(&mut l, &[9])), "tries now and then, and reads nothing");
+        for _ in 0..50 * TRIAL {
+            step(&mut l, 1e5, &[0, 1, 2, 3]);
+        }
+        assert_eq!(step(&mut l, 1e5, &[0, 1, 2, 3]), TOP_K);
+    }
+
+    #[test]
+    fn what_was_not_read_in_time_is_forgotten() {
+        let mut l = Lookahead::new(2, TOP_K);
+        l.start(1, false).extend([5, 6, 7]);
+        assert_eq!(l.next(), Some((1, 5)));
+        l.took();
+        l.passed();
+        assert_eq!(l.settle(1, false, Some(1e5), |_| true), 1);
+        assert_eq!(l.next(), None);
+    }
+}
