@@ -170,9 +170,14 @@ impl ExpertCache {
         self.slots[slot as usize].predicted
     }
 
-    /// A slot on its way.
+    /// Whether a read into `slot` is under way.
+    pub fn is_loading(&self, slot: u32) -> bool {
+        self.slots[slot as usize].loading
+    }
+
+    /// A slot into which a read is under way.
     pub fn loading(&self) -> Option<u32> {
-        self.slots.iter().position(|s| s.loading).map(|slot| slot as u32)
+        (0..self.slots.len() as u32).find(|&slot| self.is_loading(slot))
     }
 
     /// Puts the at most `n` experts of `layer` that are in no slot and worth most into `out`, best first.

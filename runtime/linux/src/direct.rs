@@ -93,6 +93,12 @@ impl DirectFile {
         Ok(direct)
     }
 
+    /// A pipe in the place of a file, for tests of a device that does not answer.
+    #[cfg(test)]
+    pub(crate) fn of_pipe(pipe: io::PipeReader) -> Self {
+        Self { file: std::os::fd::OwnedFd::from(pipe).into(), len: u64::MAX, direct: true }
+    }
+
     /// Length when it was opened, in bytes.
     #[expect(clippy::len_without_is_empty, reason = "a file is not a collection")]
     pub fn len(&self) -> u64 {

@@ -7,8 +7,10 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use crate::DirectFile;
+use crate::patience::{PATIENCE, Wait};
 use crate::storage::{Finished, Job};
 use crate::sys;
 
@@ -60,6 +62,7 @@ pub(crate) struct Lanes {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     in_flight: usize,
+    patience: Duration,
 }
 
 impl Lanes {
@@ -72,7 +75,8 @@ impl Lanes {
             closing: false,
         };
         let shared = Shared { file, queues: Mutex::new(queues), work: Condvar::new(), done: Condvar::new() };
-        let mut lanes = Self { shared: Arc::new(shared), threads: Vec::with_capacity(LANES), in_flight: 0 };
+        let mut lanes =
+            Self { shared: Arc::new(shared), threads: Vec::with_capacity(LANES), in_flight: 0, patience: PATIENCE };
         let (starting, started) = mpsc::channel::<()>();
         for i in 0..LANES.min(depth) {
             let (shared, starting) = (Arc::clone(&lanes.shared), starting.clone());
@@ -104,8 +108,10 @@ impl Lanes {
 
     pub fn complete(&mut self, wait: bool) -> Option<Finished> {
         let mut queues = self.shared.lock();
+        let mut waited: Option<Wait> = None;
         while queues.finished.is_empty() && wait && self.in_flight > 0 {
-            queues = self.shared.done.wait(queues).unwrap_or_else(PoisonError::into_inner);
+            let time = waited.get_or_insert_with(|| Wait::new(self.patience)).next()?;
+            (queues, _) = self.shared.done.wait_timeout(queues, time).unwrap_or_else(PoisonError::into_inner);
         }
         let finished = queues.finished.pop_front()?;
         self.in_flight -= 1;
@@ -116,10 +122,44 @@ impl Lanes {
 impl Drop for Lanes {
     fn drop(&mut self) {
         // Reads not yet begun are dropped; the ones under way end before their lane is joined.
-        self.shared.lock().closing = true;
+        let mut queues = self.shared.lock();
+        queues.closing = true;
+        self.in_flight -= queues.waiting.len();
+        queues.waiting.clear();
+        drop(queues);
         self.shared.work.notify_all();
+        while self.in_flight > 0 {
+            if self.complete(true).is_none() {
+                // They own what they read into, and end when the device answers.
+                return log::error!("{} reads do not return", self.in_flight);
+            }
+        }
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_does_not_answer_ends_the_wait_and_may_answer_later() {
+        let path = std::env::current_exe().unwrap().with_file_name(format!("lanes-{}", std::process::id()));
+        std::fs::write(&path, [7; 8192]).unwrap();
+        let mut lanes = Lanes::new(Arc::new(DirectFile::open(&path).unwrap()), 1).unwrap();
+        lanes.patience = Duration::from_millis(50);
+        // A job that no lane gets to see stands for one whose read hangs.
+        lanes.in_flight = 1;
+        assert!(lanes.complete(true).is_none());
+        lanes.in_flight = 0;
+        let buf = crate::Arena::new(8192).unwrap().take_io(8192).unwrap();
+        let read = forerun_engine::ports::Read { slot: 0, offset: 0, bytes: 8192 };
+        lanes.patience = PATIENCE;
+        lanes.submit(std::iter::once(Job { read, buf }));
+        let Finished { buf, result, .. } = lanes.complete(true).unwrap();
+        assert_eq!((result, buf[0], lanes.in_flight), (Ok(()), 7, 0));
+        std::fs::remove_file(path).unwrap();
     }
 }

@@ -9,6 +9,7 @@ pub mod arena;
 mod cores;
 mod direct;
 mod lanes;
+mod patience;
 mod pool;
 mod progress;
 #[allow(unsafe_code)]

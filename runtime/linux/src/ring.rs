@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
+use crate::patience::{PATIENCE, Wait};
 use crate::progress::{Next, Progress};
 use crate::storage::{Finished, Job};
 use crate::{DirectFile, IoBuf};
@@ -36,6 +37,7 @@ pub(crate) struct Ring {
     free: Vec<usize>,
     /// Slots in each registered buffer, if the kernel took them.
     registered: Option<usize>,
+    patience: Duration,
 }
 
 impl Ring {
@@ -63,6 +65,7 @@ impl Ring {
             reads: (0..depth).map(|_| None).collect(),
             free: (0..depth).rev().collect(),
             registered: None,
+            patience: PATIENCE,
         };
         new.registered = new.register(memory, slot_bytes);
         new.round_trip().map_err(|error| explain(&error))?;
@@ -168,17 +171,30 @@ impl Ring {
         }
     }
 
+    /// Blocks until a completion is there, but not for ever.
+    fn poll(&self, time: Duration) {
+        let mut ring = libc::pollfd { fd: self.ring.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // Rounded up, so that the last wait is not many short ones.
+        let ms = i32::try_from(time.as_millis() + 1).unwrap_or(i32::MAX);
+        // SAFETY: `ring` is one pollfd that outlives the call. Interruptions and errors are looked into by the caller, who
+        // looks for a completion and at the time.
+        unsafe { libc::poll(&raw mut ring, 1, ms) };
+    }
+
     pub fn complete(&mut self, wait: bool) -> Option<Finished> {
-        if !self.ring.submission().is_empty() {
-            self.flush();
-        }
+        let mut waited: Option<Wait> = None;
         loop {
+            // Also what the kernel was too short of memory to take before.
+            if !self.ring.submission().is_empty() {
+                self.flush();
+            }
             let Some(entry) = self.ring.completion().next() else {
                 if !wait || self.in_flight() == 0 {
                     return None;
                 }
-                // No kernel refuses the wait on a ring that worked in new(); going on would hang the device in silence.
-                self.enter(1).unwrap_or_else(|error| panic!("io_uring_enter: {error}"));
+                let time = waited.get_or_insert_with(|| Wait::new(self.patience)).next()?;
+                let all_taken = self.ring.submission().is_empty();
+                self.poll(if all_taken { time } else { Duration::from_millis(1) });
                 continue;
             };
             if let Some(finished) = self.arrived(entry.user_data() as usize, entry.result()) {
@@ -209,14 +225,11 @@ impl Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         while self.in_flight() > 0 {
-            match self.enter(1) {
-                Ok(()) => while self.complete(false).is_some() {},
-                Err(error) => {
-                    // The kernel may still write to them: better lost than reused.
-                    log::error!("io_uring does not return {} reads: {error}", self.in_flight());
-                    mem::forget(mem::take(&mut self.reads));
-                    return;
-                }
+            if self.complete(true).is_none() {
+                // The kernel may still write to them: better lost than reused.
+                log::error!("io_uring does not return {} reads", self.in_flight());
+                mem::forget(mem::take(&mut self.reads));
+                return;
             }
         }
     }
@@ -267,6 +280,31 @@ mod tests {
             assert!(buf[..] == bytes[8192..][..65536], "after {arrived}");
         }
         fs::remove_file(path).unwrap();
+    }
+
+    /// A pipe that nobody writes to stands for a device that hangs.
+    #[test]
+    fn a_device_that_does_not_answer_ends_the_wait_and_may_answer_later() {
+        let (reader, mut writer) = io::pipe().unwrap();
+        let file = Arc::new(DirectFile::of_pipe(reader));
+        let buf = crate::Arena::new(8192).unwrap().take_io(8192).unwrap();
+        let mut ring = match Ring::new(file, &buf, 8192, 1) {
+            Ok(ring) => ring,
+            Err(why) => return eprintln!("io_uring is not tested here: {why}"),
+        };
+        ring.patience = Duration::from_millis(50);
+        ring.submit(std::iter::once(Job {
+            read: forerun_engine::ports::Read { slot: 0, offset: 0, bytes: 8192 },
+            buf,
+        }));
+        for _ in 0..2 {
+            assert!(ring.complete(true).is_none());
+            assert_eq!(ring.in_flight(), 1);
+        }
+        io::Write::write_all(&mut writer, &[7; 8192]).unwrap();
+        ring.patience = PATIENCE;
+        let Finished { buf, result, .. } = ring.complete(true).unwrap();
+        assert_eq!((result, &buf[..3], ring.in_flight()), (Ok(()), &[7; 3][..], 0));
     }
 
     #[test]
