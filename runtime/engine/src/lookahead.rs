@@ -10,11 +10,12 @@
 use alloc::{vec, vec::Vec};
 
 /// Least share of right candidates at which a rank is read, however idle the device: a wrong one takes the slot of
-/// something, and heats.
-const CUT: f32 = 1.0 / 3.0;
-/// Weight of the latest step in what is learnt.
+/// something, heats, and costs where only the bytes of a second are limited.
+const CUT: f32 = 0.5;
+/// Weight of the latest step in what is learnt, once there have been many.
 const LEARN: f32 = 1.0 / 32.0;
-/// Share assumed of the first `top_k` ranks at the start; public measurements are about 0.8 (design §6).
+/// Share assumed of the first `top_k` ranks at the start, as if it had been seen in one step; public measurements are about
+/// 0.8 (design §6).
 const ASSUMED: f32 = 0.7;
 /// A layer for which nothing is worth reading is judged again on every so many steps.
 const TRIAL: u32 = 16;
@@ -30,14 +31,15 @@ struct Record {
     right: Vec<f32>,
     /// Time from the last read of the layer before to this layer's choice, microseconds; 0 before the first.
     gap_us: f32,
-    /// Steps since candidates were last looked for.
+    /// Steps in which candidates were judged, and steps since.
+    judged: u32,
     unjudged: u32,
 }
 
 impl Record {
     fn new(ranks: usize, sure: usize) -> Self {
         let right = (0..ranks).map(|r| if r < sure { ASSUMED } else { 0.0 }).collect();
-        Self { right, gap_us: 0.0, unjudged: 0 }
+        Self { right, gap_us: 0.0, judged: 0, unjudged: 0 }
     }
 
     /// Whether a candidate of `rank` is worth being the read after `taken` others.
@@ -173,11 +175,13 @@ impl Lookahead {
         if !judged {
             return left;
         }
+        r.judged = r.judged.saturating_add(1);
+        let learn = LEARN.max(1.0 / (r.judged + 1) as f32);
         let mut found = 0;
         for (rank, (p, &e)) in r.right.iter_mut().zip(&self.candidates).enumerate() {
             let right = is_chosen(e);
             found += u64::from(right && rank < top_k);
-            *p += LEARN * (f32::from(u8::from(right)) - *p);
+            *p += learn * (f32::from(u8::from(right)) - *p);
         }
         if !chunk {
             self.recall[layer].found += found;

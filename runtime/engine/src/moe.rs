@@ -310,6 +310,8 @@ impl<'a> Moe<'a> {
                 self.pump(storage)?;
                 if self.ready.is_empty() {
                     self.land(storage, true)?;
+                    // The device is to go on before anything is computed.
+                    self.pump(storage)?;
                 }
                 continue;
             }

@@ -137,8 +137,8 @@ impl Moe<'_> {
                 (best, found) = (rate, depth);
             }
         }
-        // One is under way while the one that landed is looked at.
-        self.depth = found.max(2).min(depth_max);
+        // The device stays busy while those that have landed are looked at.
+        self.depth = (found + 2).min(depth_max);
         self.counters.device_bytes_per_s = best as u64;
         if best > 0.0 {
             let bytes = self.weights.banks.iter().map(|b| b.stride).max().unwrap_or(0);
@@ -199,8 +199,9 @@ impl Moe<'_> {
             self.awaited += 1;
         }
         let demanded = self.batch.len();
-        // What is needed now has the device to itself: it would land later beside others.
-        if self.awaited == 0 && self.asked == self.missing.len() {
+        // What is needed now has the device to itself: it would land later beside others. Only the last one shares it, since
+        // a single read does not keep every device busy.
+        if self.awaited <= 1 && self.asked == self.missing.len() {
             while self.batch.len() < room {
                 let Some((layer, e)) = self.lookahead.next() else { break };
                 let id = self.id(layer, usize::from(e));

@@ -1,7 +1,7 @@
 //! `forerun bench` of a model whose experts are read from storage: tokens a second beside what the device allows.
 //!
-//! Every round measures the device just before, with reads of the same kind, so that a device that is faster or hotter than a
-//! minute ago does not count for or against us.
+//! The device is measured just before and after each round, with reads of the same kind, so that one that is faster or hotter
+//! than a minute ago does not count for or against us.
 
 use super::routes::Routes;
 use super::{median, run_tokens, tokens};
@@ -16,14 +16,14 @@ use serde_json::{Value, json};
 use std::time::Instant;
 
 /// Bytes that a measurement of the device reads, about.
-const DEVICE_BYTES: usize = 256 << 20;
+const DEVICE_BYTES: usize = 384 << 20;
 
 /// One phase of one round.
 #[derive(Debug, Clone, Copy)]
 struct Phase {
     tokens: usize,
     seconds: f64,
-    /// Bytes per second that the device delivered just before.
+    /// Bytes per second that the device delivered just before and after.
     device: f64,
     /// What was counted meanwhile.
     hits: u64,
@@ -129,14 +129,15 @@ fn measure<S: Storage>(
     let made_up = args.recall.is_some() || args.reuse.is_some();
     let expert_bytes = facts.plan.slot_bytes;
     let reads = (DEVICE_BYTES / expert_bytes.max(1)).clamp(16, facts.plan.slots.max(16));
-    let (mut prefill, mut decode) = (Vec::new(), Vec::new());
-    let first = usize::from(!args.warm);
-    for round in first..=args.rounds {
+    let (mut prefill, mut decode) = (Vec::<Phase>::new(), Vec::<Phase>::new());
+    let mut device = 0.0;
+    if args.warm {
+        device = engine.device_rate(reads, 0)?;
+    }
+    for round in usize::from(!args.warm)..=args.rounds {
         if !args.warm {
             engine.forget_experts();
-        }
-        let device = engine.device_rate(reads, round as u32)?;
-        if !args.warm {
+            device = engine.device_rate(reads, 2 * round as u32)?;
             engine.forget_experts();
         }
         engine.reset();
@@ -152,6 +153,12 @@ fn measure<S: Storage>(
             if round > 0 {
                 phase.push(Phase::new(ids.len(), seconds, device, expert_bytes as f64, &before, &engine.counters()));
             }
+        }
+        // Otherwise it would empty the slots, which only the last round of a warm run does not need any more.
+        if round > 0 && (!args.warm || round == args.rounds) {
+            let after = engine.device_rate(reads, 2 * round as u32 + 1)?;
+            let same = if args.warm { 0 } else { prefill.len() - 1 };
+            prefill[same..].iter_mut().chain(&mut decode[same..]).for_each(|p| p.device = f64::midpoint(device, after));
         }
     }
     let c = engine.counters();
