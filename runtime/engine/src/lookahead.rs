@@ -1,7 +1,7 @@
 //! What to read ahead for the next layer, and how much of it. Only keeps books: [`crate::moe`] reads.
 //!
-//! A device that has nothing to do between two layers can read for the second one. It has `gap / read time` reads to give,
-//! and the `k`-th of them costs what does not fit in there: with `hidden = min(max(gap / read time - k, 0), 1)`, a right
+//! A device that is not busy with what a layer needs can read for the next one. Of the time between their choices it has
+//! `gap / read time` reads to give, and the `k`-th of them costs what does not fit in there: with `hidden = min(max(gap / read time - k, 0), 1)`, a right
 //! read saves `hidden` of a read, a wrong one costs `1 - hidden`. So a candidate is read if it is right more often than
 //! `1 - hidden`. How often candidates of a rank are right, and how long the gap is, every layer learns for itself while it
 //! runs; where nothing is worth reading, candidates are not even looked for but on every [`TRIAL`]th step. That is how
@@ -12,8 +12,9 @@ use alloc::{vec, vec::Vec};
 /// Least share of right candidates at which a rank is read, however idle the device: a wrong one takes the slot of
 /// something, heats, and costs where only the bytes of a second are limited.
 const CUT: f32 = 0.5;
-/// Weight of the latest step in what is learnt, once there have been many.
-const LEARN: f32 = 1.0 / 32.0;
+/// Weight of the latest step in what is learnt, once there have been as many as this says.
+const LEARN: f32 = 1.0 / MANY as f32;
+const MANY: u8 = 32;
 /// Share assumed of the first `top_k` ranks at the start, as if it had been seen in one step; public measurements are about
 /// 0.8 (design §6).
 const ASSUMED: f32 = 0.7;
@@ -27,19 +28,22 @@ const CHUNK_RANKS: usize = 64;
 /// What a layer has learnt from one kind of step.
 #[derive(Debug, Clone)]
 struct Record {
-    /// Share of right candidates, for each rank.
+    /// For each rank, the share of right ones among the candidates that were in no slot: those in one cost nothing and say
+    /// nothing, and experts that are chosen often are both in a slot and right.
     right: Vec<f32>,
-    /// Time from the last read of the layer before to this layer's choice, microseconds; 0 before the first.
+    /// Candidates judged, for each rank, as far as it matters.
+    judged: Vec<u8>,
+    /// Time between the choices of the layer before and of this one that the former's reads leave, microseconds; 0 before
+    /// the first.
     gap_us: f32,
-    /// Steps in which candidates were judged, and steps since.
-    judged: u32,
+    /// Steps since candidates were last looked for.
     unjudged: u32,
 }
 
 impl Record {
     fn new(ranks: usize, sure: usize) -> Self {
         let right = (0..ranks).map(|r| if r < sure { ASSUMED } else { 0.0 }).collect();
-        Self { right, gap_us: 0.0, judged: 0, unjudged: 0 }
+        Self { right, judged: vec![0; ranks], gap_us: 0.0, unjudged: 0 }
     }
 
     /// Whether a candidate of `rank` is worth being the read after `taken` others.
@@ -98,7 +102,7 @@ impl Lookahead {
     /// Heap bytes of these books.
     pub fn heap_bytes(layers: usize, top_k: usize) -> usize {
         let ranks = RANKS_PER_PICK * top_k;
-        layers * (2 * size_of::<Record>() + (ranks + CHUNK_RANKS) * 4 + size_of::<Recall>())
+        layers * (2 * size_of::<Record>() + (ranks + CHUNK_RANKS) * 5 + size_of::<Recall>())
             + 2 * ranks.max(CHUNK_RANKS)
     }
 
@@ -156,32 +160,47 @@ impl Lookahead {
         self.seen += 1;
     }
 
-    /// `layer` has chosen, `gap_us` microseconds after the device had nothing more to read for the layer before, if that is
-    /// known; `is_chosen` tells what. Learns from it, and returns how many candidates that were worth reading had not been read, now forgotten.
-    pub fn settle(&mut self, layer: usize, chunk: bool, gap_us: Option<f32>, is_chosen: impl Fn(u16) -> bool) -> u64 {
+    /// `layer` has chosen, `since.0` microseconds after the layer before, which had to wait for `since.1` reads, if that is
+    /// known; `is_chosen` tells what, `was_absent` what was in no slot or is there for the prediction. Learns from it, and
+    /// returns how many candidates that were worth reading had not been read, now forgotten.
+    pub fn settle(
+        &mut self,
+        layer: usize,
+        chunk: bool,
+        since: Option<(f32, usize)>,
+        is_chosen: impl Fn(u16) -> bool,
+        was_absent: impl Fn(u16) -> bool,
+    ) -> u64 {
         let mut left = 0;
         if self.target.is_some() {
-            while self.next().is_some() {
-                self.took();
-                left += 1;
+            while let Some((_, e)) = self.next() {
+                if was_absent(e) {
+                    self.took();
+                    left += 1;
+                } else {
+                    self.passed();
+                }
             }
         }
         let top_k = self.top_k;
         let judged = self.target.take() == Some((layer, chunk));
         let r = &mut self.records[usize::from(chunk) * self.layers + layer];
-        if let Some(gap_us) = gap_us {
+        if let Some((us, reads)) = since {
+            let gap_us = (us - reads as f32 * self.read_us).max(0.0);
             r.gap_us += if r.gap_us > 0.0 { LEARN } else { 1.0 } * (gap_us - r.gap_us);
         }
         if !judged {
             return left;
         }
-        r.judged = r.judged.saturating_add(1);
-        let learn = LEARN.max(1.0 / (r.judged + 1) as f32);
         let mut found = 0;
-        for (rank, (p, &e)) in r.right.iter_mut().zip(&self.candidates).enumerate() {
+        for (rank, &e) in self.candidates.iter().enumerate().take(r.right.len()) {
             let right = is_chosen(e);
             found += u64::from(right && rank < top_k);
-            *p += learn * (f32::from(u8::from(right)) - *p);
+            if was_absent(e) {
+                r.judged[rank] = (r.judged[rank] + 1).min(MANY);
+                r.right[rank] +=
+                    (f32::from(u8::from(right)) - r.right[rank]) / f32::from((r.judged[rank] + 1).min(MANY));
+            }
         }
         if !chunk {
             self.recall[layer].found += found;
@@ -213,7 +232,7 @@ mod tests {
                 reads += 1;
             }
         }
-        l.settle(1, false, Some(gap_us), |e| chosen.contains(&e));
+        l.settle(1, false, Some((gap_us + 300.0, 3)), |e| chosen.contains(&e), |_| true);
         reads
     }
 
@@ -271,7 +290,7 @@ mod tests {
         assert_eq!(l.next(), Some((1, 5)));
         l.took();
         l.passed();
-        assert_eq!(l.settle(1, false, Some(1e5), |_| true), 1);
+        assert_eq!(l.settle(1, false, None, |_| true, |e| e == 7), 1);
         assert_eq!(l.next(), None);
     }
 }

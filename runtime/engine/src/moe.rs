@@ -66,11 +66,10 @@ pub(crate) struct Moe<'a> {
     asked: usize,
     /// Experts of this layer that have been asked for, now or ahead, and have not landed.
     awaited: usize,
-    /// When the device had nothing more to read for this layer, and when this layer chose.
-    idle_us: Option<u64>,
-    chose_us: u64,
-    /// Reads that landed since this layer chose.
-    landed: u32,
+    /// When this layer chose.
+    chose_us: Option<u64>,
+    /// Reads that the device ended since this layer chose, as far as is known.
+    landed: f32,
     batch: Vec<Read>,
     /// `(experts)`: what speaks for each expert of the next layer.
     votes: Vec<f32>,
@@ -121,9 +120,8 @@ impl<'a> Moe<'a> {
             missing: Vec::with_capacity(experts),
             asked: 0,
             awaited: 0,
-            idle_us: None,
-            chose_us: 0,
-            landed: 0,
+            chose_us: None,
+            landed: 0.0,
             batch: Vec::with_capacity(depth),
             votes: vec![0.0; experts],
         }
@@ -206,12 +204,18 @@ impl<'a> Moe<'a> {
     /// Layer `l` has chosen: lets the lookahead learn from it.
     fn settle(&mut self, l: usize, n: usize) {
         self.layer = l;
-        self.chose_us = self.clock.now_us();
-        self.landed = 0;
-        let gap_us = self.idle_us.map(|idle| (self.chose_us - idle) as f32);
+        let now = self.clock.now_us();
+        let since = self.chose_us.replace(now).map(|then| ((now - then) as f32, self.missing.len()));
+        // Those under way are half done, on average.
+        self.landed = -0.5 * self.in_flight as f32;
         let starts = &self.starts;
         let is_chosen = |e| starts[usize::from(e) + 1] > starts[usize::from(e)];
-        self.counters.predicted_cancelled += self.lookahead.settle(l, n > 1, gap_us, is_chosen);
+        let (cache, first) = (&self.cache, (l * self.experts) as u32);
+        let was_absent = |e| match cache.place(first + u32::from(e)) {
+            Place::Absent => true,
+            Place::Loading(slot) | Place::Ready(slot) => cache.is_predicted(slot),
+        };
+        self.counters.predicted_cancelled += self.lookahead.settle(l, n > 1, since, is_chosen, was_absent);
     }
 
     /// Finds candidates for the layer after `l`: what its router says of this layer's router input, by token or, for a

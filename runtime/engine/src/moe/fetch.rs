@@ -15,6 +15,11 @@ const PROBE_US: u64 = 300_000;
 /// first are computed meanwhile.
 const PROBE_GAIN: f64 = 1.1;
 
+/// Fewest reads in flight, if there are slots.
+const DEPTH_MIN: usize = 6;
+/// Reads from which on their time says what the device can.
+const FULL: f32 = 4.0;
+
 /// Whether no number above 1 divides both.
 fn coprime(a: u32, b: u32) -> bool {
     let (mut a, mut b) = (a, b);
@@ -52,7 +57,7 @@ impl Moe<'_> {
         self.starts.fill(0);
         self.ready.clear();
         self.missing.clear();
-        (self.asked, self.awaited, self.idle_us) = (0, 0, None);
+        (self.asked, self.awaited, self.chose_us) = (0, 0, None);
     }
 
     /// Reads those of the experts `ids` that are in no slot, at most `most`, and returns how many they were.
@@ -137,8 +142,8 @@ impl Moe<'_> {
                 (best, found) = (rate, depth);
             }
         }
-        // The device stays busy while those that have landed are looked at.
-        self.depth = (found + 2).min(depth_max);
+        // Some more, so that the device stays busy while those that have landed are looked at.
+        self.depth = (2 * found).max(DEPTH_MIN).min(depth_max);
         self.counters.device_bytes_per_s = best as u64;
         if best > 0.0 {
             let bytes = self.weights.banks.iter().map(|b| b.stride).max().unwrap_or(0);
@@ -176,7 +181,6 @@ impl Moe<'_> {
             }
         }
         self.counters.predicted_wasted += self.cache.release_predictions();
-        self.idle_us = (self.awaited + self.missing.len() == 0).then_some(self.chose_us);
     }
 
     /// Takes what has landed and keeps the device busy. To be called now and then while something else is computed.
@@ -263,7 +267,7 @@ impl Moe<'_> {
             };
         }
         self.counters.bytes_landed += u64::from(read.bytes);
-        self.landed += 1;
+        self.landed += 1.0;
         if !self.verified[id as usize] {
             let found = crc32c(&storage.slot(c.slot)[..read.bytes as usize]);
             let expected = self.weights.expert_crc[id as usize];
@@ -290,13 +294,13 @@ impl Moe<'_> {
         if wanted {
             self.ready.push(e as u16);
             self.awaited -= 1;
-            if self.awaited == 0 && self.asked == self.missing.len() {
-                let now = self.clock.now_us();
-                self.idle_us = Some(now);
-                // Waited for to the end: the device was busy all the time.
-                if stalled_us > 0 {
-                    self.lookahead.read_took((now - self.chose_us) as f32 / self.landed as f32);
-                }
+            // Waited for to the end: the device was busy all the time, with enough reads at once to show what it can.
+            if let (Some(chose_us), 1..) = (self.chose_us, stalled_us)
+                && self.awaited == 0
+                && self.asked == self.missing.len()
+                && self.landed >= FULL
+            {
+                self.lookahead.read_took((self.clock.now_us() - chose_us) as f32 / self.landed);
             }
         } else if !self.cache.is_predicted(c.slot) {
             self.cache.release(c.slot);
