@@ -15,8 +15,9 @@ const PROBE_US: u64 = 300_000;
 /// first are computed meanwhile.
 const PROBE_GAIN: f64 = 1.1;
 
-/// Fewest reads in flight, if there are slots.
+/// Fewest and most reads in flight, if there are slots.
 const DEPTH_MIN: usize = 6;
+const DEPTH_MAX: usize = 16;
 /// Reads from which on their time says what the device can.
 const FULL: f32 = 4.0;
 
@@ -143,7 +144,7 @@ impl Moe<'_> {
             }
         }
         // Some more, so that the device stays busy while those that have landed are looked at.
-        self.depth = (2 * found).max(DEPTH_MIN).min(depth_max);
+        self.depth = (2 * found).clamp(DEPTH_MIN, DEPTH_MAX).min(depth_max);
         self.counters.device_bytes_per_s = best as u64;
         if best > 0.0 {
             let bytes = self.weights.banks.iter().map(|b| b.stride).max().unwrap_or(0);
