@@ -70,7 +70,8 @@ impl Model {
         let mut resident = Aligned::zeroed(weights.resident_bytes);
         let start = weights.resident_offset as usize;
         resident.bytes_mut().copy_from_slice(&file[start..][..weights.resident_bytes]);
-        weights.check_resident(resident.bytes()).expect("checksums");
+        let kernels = KernelSet::select(None).expect("kernels");
+        weights.check_resident(kernels, resident.bytes()).expect("checksums");
         Self { file, config, weights, resident }
     }
 

@@ -282,7 +282,7 @@ impl Model {
             error: io::Error::other(format!("resident weights: {e}")),
         })?;
         if setup.tuning.checksums != Checksums::Never {
-            self.weights.check_resident(resident).map_err(|(tensor, found, expected)| AppError::Checksum {
+            self.weights.check_resident(kernels, resident).map_err(|(tensor, found, expected)| AppError::Checksum {
                 path: self.path.clone(),
                 tensor,
                 found,

@@ -270,7 +270,7 @@ impl<'a, S: Storage> Engine<'a, S> {
         let moe = config.text.moe().map(|m| {
             let shape = Shape { layers: weights.banks.len(), experts: m.experts, top_k: m.top_k };
             let cache = ExpertCache::new(plan.slots, shape);
-            Moe::new(config, weights, storage.depth_max(), cache, clock, tuning, plan.options.chunk)
+            Moe::new(config, weights, storage.depth_max(), cache, clock, kernels.crc32c, tuning, plan.options.chunk)
         });
         let (embedding, _) = weights.embedding;
         let mut e = Self {

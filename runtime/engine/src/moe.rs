@@ -37,6 +37,7 @@ pub(crate) struct Moe<'a> {
     cache: ExpertCache,
     lookahead: Lookahead,
     clock: &'a dyn Clock,
+    crc32c: fn(&[u8]) -> u32,
     tuning: Tuning,
     pub counters: Counters,
     /// Matrices inside an expert, for each layer.
@@ -84,12 +85,14 @@ pub(crate) fn heap_bytes(layers: usize, experts: usize, top_k: usize, chunk: usi
 }
 
 impl<'a> Moe<'a> {
+    #[allow(clippy::too_many_arguments)] // one call site
     pub fn new(
         config: &'a Config,
         weights: &'a Weights,
         depth: usize,
         cache: ExpertCache,
         clock: &'a dyn Clock,
+        crc32c: fn(&[u8]) -> u32,
         tuning: Tuning,
         chunk: usize,
     ) -> Self {
@@ -101,6 +104,7 @@ impl<'a> Moe<'a> {
             cache,
             lookahead: Lookahead::new(layers, top_k),
             clock,
+            crc32c,
             tuning,
             counters: Counters::default(),
             // Checked when the weights were read.

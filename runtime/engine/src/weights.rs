@@ -4,10 +4,10 @@ use crate::config::{Config, Ffn, Mixer};
 use alloc::{format, string::String, vec::Vec};
 use forerun_format::{
     BlockType, FormatError, PAGE,
-    crc32c::crc32c,
     gguf::{Header, Tensor},
     keys, page_up,
 };
+use forerun_kernels::KernelSet;
 
 /// A matrix in the resident region.
 #[derive(Debug, Clone, Copy)]
@@ -433,9 +433,9 @@ impl Weights {
     ///
     /// # Errors
     /// The name of the first that differs, its checksum, and the one the file's header gives.
-    pub fn check_resident(&self, resident: &[u8]) -> Result<(), (String, u32, u32)> {
+    pub fn check_resident(&self, kernels: &KernelSet, resident: &[u8]) -> Result<(), (String, u32, u32)> {
         for (name, at, bytes, want) in &self.checks {
-            let found = crc32c(&resident[*at..][..*bytes]);
+            let found = (kernels.crc32c)(&resident[*at..][..*bytes]);
             if found != *want {
                 return Err((name.clone(), found, *want));
             }

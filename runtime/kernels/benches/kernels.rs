@@ -155,6 +155,15 @@ fn tower(c: &mut Criterion, set: &KernelSet) {
     println!("attention_rows: {:.1} GMAC/s", macs as f64 / seconds / 1e9);
 }
 
+/// Of an expert of the 35B model, just read: in cache.
+fn checksum(c: &mut Criterion, set: &KernelSet) {
+    let bytes = vec![1u8; 1_769_472];
+    let seconds = timed(c, "crc32c", "1769472", Throughput::Bytes(bytes.len() as u64), || {
+        black_box((set.crc32c)(&bytes));
+    });
+    println!("crc32c: {:.2} GB/s", bytes.len() as f64 / seconds / 1e9);
+}
+
 fn main() {
     let forced = std::env::var("FORERUN_KERNELS").ok();
     let Some(set) = KernelSet::select(forced.as_deref()) else {
@@ -167,5 +176,6 @@ fn main() {
     products(&mut c, set, read);
     others(&mut c, set);
     tower(&mut c, set);
+    checksum(&mut c, set);
     c.final_summary();
 }

@@ -114,6 +114,7 @@ pub struct KernelSet {
     pub gelu_tanh: fn(&mut [f32]),
     pub gelu_erf: fn(&mut [f32]),
     pub axpy: fn(f32, &[f32], &mut [f32]),
+    pub crc32c: fn(&[u8]) -> u32,
 }
 
 static SCALAR: KernelSet = KernelSet {
@@ -131,6 +132,7 @@ static SCALAR: KernelSet = KernelSet {
     gelu_tanh: scalar::gelu_tanh,
     gelu_erf: scalar::gelu_erf,
     axpy: scalar::axpy,
+    crc32c: scalar::crc32c,
 };
 
 impl KernelSet {

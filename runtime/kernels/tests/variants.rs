@@ -38,7 +38,8 @@ functions!(
     silu_mul,
     gelu_tanh,
     gelu_erf,
-    axpy
+    axpy,
+    crc32c
 );
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -71,8 +72,9 @@ fn expected() -> BTreeSet<Cell> {
                 "attention" => [KvRows::F32(&[]), KvRows::F16(&[])].map(kv_name).to_vec(),
                 _ => vec![""],
             };
+            let numbers = if function == "crc32c" { &[Random][..] } else { &[Random, Denormal, Extreme] };
             for of in types {
-                for numbers in [Random, Denormal, Extreme] {
+                for &numbers in numbers {
                     cells.extend([false, true].map(|odd| Cell { variant: set.name, function, of, numbers, odd }));
                 }
             }
@@ -314,6 +316,23 @@ fn vectors(r: &mut Runner) {
     }
 }
 
+/// All short lengths, those about where streams begin, an expert and more, each from an even and an odd address.
+fn checksums(r: &mut Runner) {
+    let mut rng = Rng::new(9);
+    let bytes: Vec<u8> = rng.vec(5 << 20, 256.0).iter().map(|&x| x as i32 as u8).collect();
+    for n in (0..=300).chain(8192 - 30..8192 + 30).chain([49_151, 1 << 20, 1_769_472, (5 << 20) - 8]) {
+        for start in 0..8 {
+            let cell = r.cell("crc32c", "", Random, n % 8 != 0);
+            r.same_bits(cell, &format!("{n} bytes from {start}"), |set| vec![(set.crc32c)(&bytes[start..][..n])]);
+        }
+    }
+    // RFC 3720, appendix B.4.
+    let up: Vec<u8> = (0..32).collect();
+    for (bytes, sum) in [(&[0; 32][..], 0x8A91_36AA), (&[0xFF; 32], 0x62A8_AB43), (&up, 0x46DD_794E)] {
+        assert_eq!((r.set.crc32c)(bytes), sum, "{}: {bytes:02x?}", r.set.name);
+    }
+}
+
 #[test]
 fn every_variant_agrees_with_the_oracle() {
     let named = |types: &[BlockType]| types.iter().map(|block| block.name()).collect::<BTreeSet<_>>();
@@ -326,6 +345,7 @@ fn every_variant_agrees_with_the_oracle() {
         [false, true].into_iter().for_each(|half| attention(&mut r, half));
         attention_rows(&mut r);
         vectors(&mut r);
+        checksums(&mut r);
         println!("{}: {} cells", set.name, r.seen.len());
         seen.append(&mut r.seen);
     }

@@ -4,7 +4,6 @@ use super::Moe;
 use crate::cache::Place;
 use crate::engine::{Checksums, EngineError};
 use crate::ports::{Read, ReadError, Storage};
-use forerun_format::crc32c::crc32c;
 
 /// Reads in flight that a probe tries.
 const PROBE_DEPTHS: [usize; 5] = [1, 2, 4, 8, 16];
@@ -270,7 +269,7 @@ impl Moe<'_> {
         self.counters.bytes_landed += u64::from(read.bytes);
         self.landed += 1.0;
         if !self.verified[id as usize] {
-            let found = crc32c(&storage.slot(c.slot)[..read.bytes as usize]);
+            let found = (self.crc32c)(&storage.slot(c.slot)[..read.bytes as usize]);
             let expected = self.weights.expert_crc[id as usize];
             if found != expected {
                 if self.suspect[id as usize] {

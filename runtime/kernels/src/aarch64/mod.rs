@@ -1,6 +1,7 @@
 //! Variants for aarch64: NEON alone (Cortex-A53, A72, A73) and with dot products of bytes (A55, A76), and
 //! products of byte matrices (no board so far).
 
+mod crc32c;
 mod dotprod;
 mod hwcap;
 mod i8mm;

@@ -5,6 +5,7 @@
 //! `scalar`, fused.
 
 mod attention;
+mod crc32c;
 mod decode;
 mod float;
 mod isa;
@@ -14,6 +15,7 @@ use crate::{Columns, scalar};
 use forerun_format::BlockType;
 
 pub(crate) use attention::{attention, attention_rows};
+pub(crate) use crc32c::crc32c;
 pub(crate) use decode::Decode;
 pub(crate) use isa::{Dots, Isa, Narrow};
 pub(crate) use quantized::tiles;
@@ -56,6 +58,7 @@ macro_rules! variant {
             gelu_tanh: $module::gelu_tanh,
             gelu_erf: $module::gelu_erf,
             axpy: $module::axpy,
+            crc32c: crc32c::crc32c,
         };
 
         mod $module {

@@ -11,6 +11,7 @@ mod tests;
 
 pub(crate) use attention::check_attention_rows;
 pub use attention::{attention, attention_rows};
+pub use forerun_format::crc32c::crc32c;
 pub(crate) use matmul::check_matmul;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use matmul::{check_quantize, quantize_block};

@@ -2,7 +2,7 @@
 
 use core::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 
-/// Which variants can run: `avx2` takes FMA and F16C as well, `avx512vnni` F, BW, DQ, VL, `amx` INT8.
+/// Which variants can run: `avx2` takes FMA, F16C and SSE4.2 as well, `avx512vnni` F, BW, DQ, VL, `amx` INT8.
 #[derive(Default)]
 pub(super) struct Features {
     pub avx2: bool,
@@ -17,8 +17,8 @@ pub(super) fn features() -> Features {
         return Features::default();
     }
     let (one, seven) = (__cpuid(1), __cpuid_count(7, 0));
-    // FMA, OSXSAVE, AVX, F16C
-    if !bit(one.ecx, &[12, 27, 28, 29]) {
+    // FMA, SSE4.2, OSXSAVE, AVX, F16C
+    if !bit(one.ecx, &[12, 20, 27, 28, 29]) {
         return Features::default();
     }
     // SAFETY: bit 27 of CPUID.1:ECX, checked above, says that XGETBV exists and may be used.

@@ -4,6 +4,7 @@ mod amx;
 mod avx2;
 mod avx512vnni;
 mod cpuid;
+mod crc32c;
 mod narrow;
 mod tile;
 
