@@ -227,8 +227,9 @@ impl<'m> Session<'m> {
         };
         let mut sampler = Sampler::new(settings, self.model.config.text.vocab);
         let ids = &self.model.config.tokens;
-        let mut words = Words::new(self.model, args.think);
-        let mut tokens = Vec::new();
+        // Room for the longest answer, so that no step allocates.
+        let mut words = Words::new(self.model, args.think, max);
+        let mut tokens = Vec::with_capacity(args.max_tokens.min(engine.context() - engine.len() + 1));
         let mut finish_reason = "length";
         let decode = Instant::now();
         while tokens.len() < args.max_tokens {
@@ -266,10 +267,13 @@ struct Words<'m> {
 }
 
 impl<'m> Words<'m> {
-    fn new(model: &'m Model, think: bool) -> Self {
+    /// `bytes`: usual length of an answer, at most.
+    fn new(model: &'m Model, think: bool, bytes: usize) -> Self {
         let end_of_thought = model.tokenizer.id_of("</think>");
         let thinking = think && end_of_thought.is_some();
-        Self { model, stream: Stream::new(true), end_of_thought, thinking, text: String::new(), thought: String::new() }
+        let thought = String::with_capacity(if thinking { bytes } else { 0 });
+        let text = String::with_capacity(bytes);
+        Self { model, stream: Stream::new(true), end_of_thought, thinking, text, thought }
     }
 
     fn push(&mut self, token: u32, emit: &mut Emit<'_>) -> Result<(), AppError> {

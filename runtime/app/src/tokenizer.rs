@@ -21,6 +21,9 @@ use unicode_normalization_alignments::UnicodeNormalization;
 /// Most bytes of a text: normalizing makes up to three of one, and places in a piece are 32 bits.
 const TEXT_BYTES_MAX: usize = 1 << 30;
 
+/// Bytes of the longest token of published vocabularies; [`Stream`] grows for longer ones.
+const TOKEN_BYTES: usize = 256;
+
 /// Text that could not be tokenized.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a text of {0} bytes cannot be tokenized, expected at most {TEXT_BYTES_MAX}: shorten it")]
@@ -147,7 +150,7 @@ fn byte_tokens(vocab: &Vocab) -> Result<[u32; 256], FormatError> {
 }
 
 /// Turns the tokens of an answer into text as they come, and shows no half characters.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Stream {
     skip_special: bool,
     /// Bytes of a character that is not complete yet; at most 3 between calls.
@@ -158,7 +161,9 @@ pub struct Stream {
 impl Stream {
     /// An empty stream; `skip_special` as in [`Tokenizer::decode`].
     pub fn new(skip_special: bool) -> Self {
-        Self { skip_special, ..Self::default() }
+        // What is not UTF-8 becomes three bytes for one.
+        let text = String::with_capacity(3 * TOKEN_BYTES);
+        Self { skip_special, pending: Vec::with_capacity(TOKEN_BYTES), text }
     }
 
     /// Adds one token and returns the text that became complete with it, often the token's own, sometimes nothing.
