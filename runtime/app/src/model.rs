@@ -18,6 +18,7 @@ use forerun_kernels::KernelSet;
 use forerun_linux::{Arena, Cores, DirectFile, FileStorage, IoChoice, Pool, SYSFS_CPUS, sys};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 
 /// Longest header that is read: a vocabulary of a million tokens is about 40 MiB.
 const HEADER_BYTES_MAX: u64 = 64 << 20;
@@ -82,6 +83,8 @@ pub struct Facts {
     pub io_why: Option<String>,
     /// Threads.
     pub threads: usize,
+    /// Whether the plan's memory is locked, so that it is never swapped.
+    pub locked: bool,
     /// Milliseconds from the open file to the ready engine.
     pub load_ms: f64,
 }
@@ -273,6 +276,7 @@ impl Model {
         let memory = arena.take_io(slots * slot_bytes).map_err(full)?;
         let block = arena.take_f32(block_elems).map_err(full)?;
         arena.seal();
+        let locked = lock(&arena);
 
         let file = DirectFile::open(&self.path).map_err(|error| AppError::File { path: self.path.clone(), error })?;
         let mut storage =
@@ -297,6 +301,7 @@ impl Model {
             io: storage.backend(),
             io_why: storage.why().filter(|_| setup.io == IoChoice::Auto).map(str::to_owned),
             threads: setup.threads,
+            locked,
             load_ms: start.elapsed().as_secs_f64() * 1e3,
         };
         let mut engine = Engine::new(
@@ -316,6 +321,21 @@ impl Model {
         }
         f(&mut engine, &facts)
     }
+}
+
+/// Locks the arena if that is permitted. If not, says why, once. The kernel counts locked memory apart from the ring's
+/// registered buffers, so a limit that holds the arena holds both.
+fn lock(arena: &Arena) -> bool {
+    static TOLD: Once = Once::new();
+    let Err(error) = arena.lock() else { return true };
+    TOLD.call_once(|| {
+        log::info!(
+            "memory is not locked and may be swapped: {error}: raise RLIMIT_MEMLOCK to {} KiB or more \
+             ('ulimit -l', systemd: LimitMEMLOCK=infinity)",
+            arena.bytes().div_ceil(1024)
+        );
+    });
+    false
 }
 
 /// Most bytes of the text of a conversation, so that tokenizing it takes no more than was planned. Languages differ, but

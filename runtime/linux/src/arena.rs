@@ -354,6 +354,23 @@ mod tests {
     }
 
     #[test]
+    fn a_locked_arena_counts_as_locked() {
+        let locked = || {
+            let status = std::fs::read_to_string("/proc/self/status").unwrap();
+            let line = status.lines().find_map(|l| l.strip_prefix("VmLck:")).unwrap();
+            line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024
+        };
+        let arena = Arena::new(1 << 20).unwrap();
+        assert_eq!(locked(), 0);
+        match arena.lock() {
+            Ok(()) => assert_eq!(locked(), arena.bytes()),
+            Err(error) => return eprintln!("not permitted here: {error}"),
+        }
+        drop(arena);
+        assert_eq!(locked(), 0);
+    }
+
+    #[test]
     fn threads_take_disjoint_pieces() {
         let arena = Arena::new(64 * 1000).unwrap();
         std::thread::scope(|scope| {

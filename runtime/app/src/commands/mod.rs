@@ -97,7 +97,8 @@ pub fn headline(facts: &Facts) -> String {
     if p.experts > 0 {
         s += &format!(", {} of {} experts kept in memory", p.slots, p.experts);
     }
-    s + &format!(", {:.1} MiB in all, ready in {:.0} ms", mib(p.total_bytes()), facts.load_ms)
+    let locked = if facts.locked { " and locked" } else { "" };
+    s + &format!(", {:.1} MiB in all{locked}, ready in {:.0} ms", mib(p.total_bytes()), facts.load_ms)
 }
 
 fn mib(bytes: u64) -> f64 {

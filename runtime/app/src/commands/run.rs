@@ -102,6 +102,7 @@ fn object(a: &Answer, c: &Counters, facts: &Facts) -> Value {
             "planned_bytes": facts.plan.total_bytes(),
             "cap_bytes": facts.plan.cap_bytes,
             "peak_rss_bytes": forerun_linux::sys::peak_rss_bytes(),
+            "locked": facts.locked,
         },
         "kernels": facts.kernels,
         "io": facts.io,
