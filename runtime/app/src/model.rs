@@ -155,6 +155,7 @@ impl Model {
             )));
         }
         let mut file = std::fs::File::open(path).map_err(at)?;
+        sys::read_randomly(&file);
         let file_bytes = file.metadata().map_err(at)?.len();
         let bytes = read_header(&mut file, file_bytes).map_err(at)?.map_err(wrong)?;
         let header = Header::parse(&bytes, file_bytes).map_err(wrong)?;

@@ -4,6 +4,7 @@
 
 mod common;
 
+use common::group::Group;
 use common::{
     Outcome, Scratch, TIME_LIMIT, ask, finish, finish_within, forerun, ids, run, tests, tiny_dense, tiny_moe,
 };
@@ -265,6 +266,8 @@ fn a_plan_adds_up() {
         let sum: u64 = p["lines"].as_object().expect("lines").values().map(bytes).sum();
         assert_eq!(sum, bytes(&p["total_bytes"]), "{args}");
         assert!(sum <= bytes(&p["cap_bytes"]), "{args}: {p}");
+        let enforced = p["cgroup_limit_bytes"].as_u64().is_some_and(|limit| limit <= bytes(&p["cap_bytes"]));
+        assert_eq!(p["enforced"], enforced, "{p}");
         assert_eq!(bytes(&p["expert_slots"]) * bytes(&p["expert_slot_bytes"]), bytes(&p["lines"]["expert slots"]));
         assert_eq!(bytes(&p["lines"]["visual features"]) == 0, args.contains("text-only"));
 
@@ -280,6 +283,46 @@ fn a_plan_adds_up() {
             assert!(same, "{name}: {text}");
         }
         assert!((line("sum") - sum as f64 / f64::from(1 << 20)).abs() < 0.006, "{text}");
+    }
+}
+
+/// What `docs/memory.md` promises to scripts: these keys and lines, in this order, for every model.
+#[test]
+fn a_plan_for_scripts_keeps_its_names() {
+    let keys = "model file_bytes cap_bytes total_bytes enforced cgroup_limit_bytes lines context chunk kv expert_slots \
+                expert_slot_bytes experts";
+    let lines = "text weights,vision weights,KV cache,delta-rule state,activations,visual features,pictures,I/O buffers,\
+                 tokenizer,program,page tables,expert directory,expert slots";
+    let doc = std::fs::read_to_string(tests("../docs/memory.md")).expect("docs/memory.md");
+    for model in [tiny_moe(), tiny_dense()] {
+        for args in ["plan --json", "plan --json --text-only --kv f32 --memory 100M"] {
+            let p = run(args, &[&"--model", &model]).json();
+            let names = |v: &Value| v.as_object().expect("an object").keys().cloned().collect::<Vec<_>>();
+            assert_eq!(names(&p).join(" "), keys);
+            assert_eq!(names(&p["lines"]).join(","), lines);
+            assert!(p["lines"].as_object().expect("lines").values().all(Value::is_u64), "{p}");
+        }
+    }
+    for name in keys.split(' ') {
+        assert!(doc.contains(&format!("| `{name}` |")), "{name} is not in docs/memory.md");
+    }
+    for name in lines.split(',') {
+        assert!(doc.contains(&format!("| {name} |")), "{name} is not in docs/memory.md");
+    }
+}
+
+/// A limit of the kernel's that is no larger than the cap enforces it; a larger one does not.
+#[test]
+fn a_plan_says_whether_the_kernel_enforces_the_cap() {
+    let group = match Group::new("enforced", 64 << 20) {
+        Ok(group) => group,
+        Err(why) => return println!("skipped: no memory cgroup ({why})"),
+    };
+    for (memory, enforced) in [("64M", true), ("63M", false), ("80M", true)] {
+        let mut c = forerun();
+        c.args(["plan", "--json", "--text-only", "--context", "64", "--memory", memory, "--model"]).arg(tiny_moe());
+        let p = group.finish(TIME_LIMIT, &c).json();
+        assert_eq!((&p["enforced"], &p["cgroup_limit_bytes"]), (&enforced.into(), &(64 << 20).into()), "{memory}");
     }
 }
 

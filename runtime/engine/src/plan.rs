@@ -18,6 +18,16 @@ pub enum KvType {
     F32,
 }
 
+impl KvType {
+    /// `f16` or `f32`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F16 => "f16",
+            Self::F32 => "f32",
+        }
+    }
+}
+
 /// What a run needs room for.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {

@@ -6,6 +6,7 @@ use crate::error::AppError;
 use crate::model::{Model, model_path};
 use crate::session::Look;
 use forerun_engine::plan::Plan;
+use forerun_linux::sys;
 use serde_json::json;
 use std::fmt::Write;
 
@@ -20,14 +21,20 @@ pub fn run(args: &PlanArgs) -> Result<(), AppError> {
     let vision = pictures.then(|| model.vision_options(&look)).transpose()?;
     let plan = model.plan(&model.setup(&args.engine, vision))?;
     if args.json {
+        let limit = sys::cgroup_limit_bytes();
+        let enforced = plan.cap_bytes.zip(limit).is_some_and(|(cap, limit)| limit <= cap);
         let lines: serde_json::Map<_, _> = plan.lines.iter().map(|l| (l.name.to_owned(), json!(l.bytes))).collect();
         let whole = json!({
             "model": model.config.name,
             "file_bytes": model.file_bytes,
             "cap_bytes": plan.cap_bytes,
             "total_bytes": plan.total_bytes(),
+            "enforced": enforced,
+            "cgroup_limit_bytes": limit,
             "lines": lines,
             "context": plan.options.context,
+            "chunk": plan.options.chunk,
+            "kv": plan.options.kv.name(),
             "expert_slots": plan.slots,
             "expert_slot_bytes": plan.slot_bytes,
             "experts": plan.experts,

@@ -1,6 +1,7 @@
 //! What the kernel knows about an open file that `std` does not tell.
 
 use std::fs::File;
+use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 
@@ -37,8 +38,8 @@ pub fn drop_page_cache(file: &File) {
     advise(file, 0, 0, libc::POSIX_FADV_DONTNEED);
 }
 
-/// Asks the kernel not to read ahead: the engine knows better what it wants next.
-pub(crate) fn read_randomly(file: &File) {
+/// Asks the kernel not to read ahead: what is still on its way cannot be dropped from the page cache.
+pub fn read_randomly(file: &File) {
     advise(file, 0, 0, libc::POSIX_FADV_RANDOM);
 }
 
@@ -47,22 +48,30 @@ fn advise(file: &File, offset: u64, bytes: u64, advice: i32) {
     // SAFETY: the descriptor is open while `file` is borrowed; the call touches no memory of ours.
     let error = unsafe { libc::posix_fadvise(file.as_raw_fd(), offset, bytes, advice) };
     if error != 0 {
-        log::debug!("posix_fadvise({advice}): {}", std::io::Error::from_raw_os_error(error));
+        log::debug!("posix_fadvise({advice}): {}", io::Error::from_raw_os_error(error));
     }
 }
 
-/// Bytes of the file that the page cache holds.
-#[cfg(test)]
-pub(crate) fn cached_bytes(file: &File) -> usize {
-    let bytes = file.metadata().unwrap().len() as usize;
+/// Bytes of `file` that the page cache holds. Of a file that the user does not own and may not write, the kernel says all.
+///
+/// # Errors
+/// If it is empty or cannot be mapped.
+pub fn cached_bytes(file: &File) -> io::Result<usize> {
+    let bytes = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
     let mut pages = vec![0u8; bytes.div_ceil(super::page_bytes())];
     // SAFETY: a read-only mapping of its own that nobody looks into and that is unmapped here; `pages` has a byte for each
     // of its pages, as mincore() wants.
     unsafe {
         let map = libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
-        assert_ne!(map, libc::MAP_FAILED);
-        assert_eq!(libc::mincore(map, bytes, pages.as_mut_ptr()), 0);
+        if map == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let result = libc::mincore(map, bytes, pages.as_mut_ptr());
+        let error = io::Error::last_os_error();
         libc::munmap(map, bytes);
+        if result != 0 {
+            return Err(error);
+        }
     }
-    pages.iter().filter(|&&page| page & 1 != 0).count() * super::page_bytes()
+    Ok(pages.iter().filter(|&&page| page & 1 != 0).count() * super::page_bytes())
 }

@@ -8,10 +8,8 @@ pub mod memory;
 mod team;
 
 pub use affinity::{available_cpus, available_threads, pin_current_thread, unpin_current_thread};
-#[cfg(test)]
-pub(crate) use file::cached_bytes;
-pub use file::drop_page_cache;
-pub(crate) use file::{direct_align, drop_cached, read_randomly};
+pub use file::{cached_bytes, drop_page_cache, read_randomly};
+pub(crate) use file::{direct_align, drop_cached};
 pub use memory::{cgroup_limit_bytes, cgroup_peak_bytes, memory_available_bytes, peak_rss_bytes};
 pub(crate) use team::{THREADS_MAX, Team};
 
