@@ -63,6 +63,10 @@ struct SpeedArgs {
     /// The `forerun` program
     #[arg(long, value_name = "FILE", default_value = "target/release/forerun")]
     forerun: PathBuf,
+    /// Read experts from storage: forerun keeps to this much memory. Start it in a memory cgroup of that size, so that
+    /// llama.cpp keeps to it as well, and build with GGML_CPU_REPACK=OFF, or it copies all experts
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<String>,
     /// Processes of each program, in turn
     #[arg(long, value_name = "N", default_value_t = 3)]
     turns: usize,

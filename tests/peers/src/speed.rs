@@ -24,8 +24,10 @@ fn turn(command: &mut Command, work: &Work, rounds: &mut Rounds) -> Result<Strin
         return Err(format!("{}: {}\n{said}", command.get_program().display(), out.status).into());
     }
     let json: Value = serde_json::from_slice(&out.stdout)?;
-    for (key, into) in [("prefill_rounds", &mut rounds.prefill), ("decode_rounds", &mut rounds.decode)] {
-        let list = json[key].as_array().ok_or_else(|| format!("no {key} in {json}"))?;
+    for (key, into) in [("prefill", &mut rounds.prefill), ("decode", &mut rounds.decode)] {
+        // With experts in memory, and from storage.
+        let list = json[format!("{key}_rounds")].as_array().or_else(|| json[key]["rounds"].as_array());
+        let list = list.ok_or_else(|| format!("no rounds of {key} in {json}"))?;
         into.extend(list.iter().filter_map(Value::as_f64));
     }
     Ok(said)
@@ -43,7 +45,11 @@ pub fn run(args: &SpeedArgs) -> Result<(), Error> {
             said.lines().filter(|l| l.contains("model buffer size")).for_each(|l| println!("{l}"));
         }
         let mut bench = Command::new(&args.forerun);
-        bench.args(["bench", "--resident", "--json", "--model"]).arg(&args.files.packed);
+        bench.args(["bench", "--json", "--model"]).arg(&args.files.packed);
+        match &args.memory {
+            Some(memory) => bench.arg("--memory").arg(memory),
+            None => bench.arg("--resident"),
+        };
         turn(&mut bench, w, &mut ours)?;
         eprintln!("turn {} of {} done", n + 1, args.turns);
     }
