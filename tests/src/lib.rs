@@ -6,7 +6,7 @@
 use forerun_engine::{
     Engine, Tuning,
     config::Config,
-    plan::{KvType, Options, Plan, VisionOptions},
+    plan::{KvType, Options, Plan, Residency, VisionOptions},
     ports::{Clock, Completion, Read, ReadError, Storage, Workers},
     slicing::Detail,
     weights::Weights,
@@ -82,7 +82,7 @@ impl Model {
 
     /// Calls `f` with an engine made as `setup` says.
     pub fn with<R>(&self, setup: &Setup<'_>, f: impl FnOnce(&mut Engine<'_, MemStorage<'_>>) -> R) -> R {
-        let vision = setup.detail.map(|detail| VisionOptions { detail, picture_bytes: 0 });
+        let vision = setup.detail.map(|detail| VisionOptions { detail, picture_bytes: 0, residency: setup.residency });
         let options = Options {
             context: setup.context,
             chunk: setup.chunk,
@@ -94,12 +94,12 @@ impl Model {
         };
         let plan = Plan::new(&self.config, &self.weights, options).expect("plan");
         let mut block = vec![0f32; plan.block_elems()];
-        let storage = MemStorage::new(&self.file, plan.slots, plan.slot_bytes, setup);
+        let storage = MemStorage::new(&self.file, plan.storage_slots(), plan.slot_bytes, setup);
         let mut engine = Engine::new(
             &self.config,
             &self.weights,
             &plan,
-            self.resident.bytes(),
+            &self.resident.bytes()[..plan.resident_bytes],
             &mut block,
             storage,
             setup.workers,
@@ -121,6 +121,8 @@ pub struct Setup<'a> {
     pub kv: KvType,
     /// Pictures in this mode.
     pub detail: Option<Detail>,
+    /// Where the vision tower is.
+    pub residency: Residency,
     /// Most expert slots.
     pub slots: Option<usize>,
     /// Reads in flight.
@@ -144,6 +146,7 @@ impl Default for Setup<'_> {
             chunk: 64,
             kv: KvType::F32,
             detail: None,
+            residency: Residency::Resident,
             slots: None,
             depth: 16,
             seed: 1,

@@ -8,7 +8,7 @@ use forerun::{
 };
 use forerun_engine::{
     Input, NoObserver, Observer, Tuning,
-    plan::{KvType, Options, VisionOptions},
+    plan::{KvType, Options, Residency, VisionOptions},
     slicing::Detail,
 };
 use forerun_format::BlockType;
@@ -91,7 +91,7 @@ fn answers(model: &Model, cases: &[Value], detail: Detail, kv: KvType) -> Vec<St
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let sample = SampleArgs { max_tokens: 24, temperature: Some(0.0), top_p: None, top_k: None, seed: 0, think: false };
     let work = |first: usize| -> Vec<(usize, String)> {
-        let setup = setup(kv, Some(VisionOptions { detail, picture_bytes: 0 }));
+        let setup = setup(kv, Some(VisionOptions { detail, picture_bytes: 0, residency: Residency::Auto }));
         let mine = (first..cases.len()).step_by(threads);
         let ask = |i: usize| {
             let mut session = Session::new(model, look, None);

@@ -4,7 +4,7 @@
 use forerun::{prompt::PromptBuilder, tokenizer::Tokenizer};
 use forerun_engine::{
     config::Config,
-    plan::{KvType, Options, Plan, PlanError, VisionOptions},
+    plan::{KvType, Options, Plan, PlanError, Residency, VisionOptions},
     slicing::Detail,
     weights::Weights,
 };
@@ -123,7 +123,7 @@ fn a_plan_beyond_the_address_space_is_refused() {
     let (bytes, file_bytes) = rebuilt(&[], |_, block| block);
     let (config, weights) = open(&bytes, file_bytes).unwrap();
     for cap_bytes in [None, Some(1 << 30)] {
-        let vision = Some(VisionOptions { detail: Detail::X16, picture_bytes: u64::MAX });
+        let vision = Some(VisionOptions { detail: Detail::X16, picture_bytes: u64::MAX, residency: Residency::Auto });
         let plan = Plan::new(&config, &weights, Options { vision, cap_bytes, ..OPTIONS });
         assert_eq!(plan.unwrap_err(), PlanError::Overflow);
     }

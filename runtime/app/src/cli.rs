@@ -3,7 +3,7 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use forerun_engine::Checksums;
-use forerun_engine::plan::KvType;
+use forerun_engine::plan::{KvType, Residency};
 use forerun_engine::slicing::Detail;
 use forerun_linux::IoChoice;
 use std::path::PathBuf;
@@ -82,6 +82,9 @@ pub struct EngineArgs {
     /// How experts are read
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
     pub io: Io,
+    /// Where the vision tower is kept: in memory, or on storage, from where each crop streams it
+    #[arg(long, value_name = "WHERE", default_value = "auto")]
+    pub vision_residency: Tower,
     /// Do not read ahead what the next layer will want
     #[arg(long)]
     pub no_predict: bool,
@@ -315,6 +318,27 @@ impl From<Kv> for KvType {
         match k {
             Kv::F16 => Self::F16,
             Kv::F32 => Self::F32,
+        }
+    }
+}
+
+/// Where the vision tower is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Tower {
+    /// In memory if that costs no expert a slot, or half of all experts have slots beside it; else on storage
+    Auto,
+    /// In memory
+    Resident,
+    /// On storage
+    Streamed,
+}
+
+impl From<Tower> for Residency {
+    fn from(t: Tower) -> Self {
+        match t {
+            Tower::Auto => Self::Auto,
+            Tower::Resident => Self::Resident,
+            Tower::Streamed => Self::Streamed,
         }
     }
 }

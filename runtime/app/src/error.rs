@@ -125,7 +125,9 @@ impl AppError {
             Self::File { error, .. } if error.kind() == std::io::ErrorKind::NotFound => exit::INPUT,
             Self::File { .. } | Self::System { .. } | Self::Output(_) => exit::SYSTEM,
             Self::Engine(EngineError::ContextFull { .. }) => exit::DOES_NOT_FIT,
-            Self::Engine(EngineError::Expert { .. } | EngineError::Embedding { .. }) => exit::SYSTEM,
+            Self::Engine(
+                EngineError::Expert { .. } | EngineError::VisionRead { .. } | EngineError::Embedding { .. },
+            ) => exit::SYSTEM,
             Self::Plan(_) | Self::TextTooLong { .. } => exit::DOES_NOT_FIT,
             Self::Usage(_) => exit::USAGE,
             Self::Check(_) => exit::CHECK,

@@ -9,7 +9,7 @@ use crate::tokenizer::Tokenizer;
 use forerun_engine::{
     Checksums, Engine, Tuning,
     config::Config,
-    plan::{KvType, Options, Plan, VisionOptions},
+    plan::{KvType, Options, Plan, Residency, VisionOptions},
     slicing::{Detail, SliceParams, crop_patches_max},
     weights::Weights,
 };
@@ -26,7 +26,7 @@ const HEADER_BYTES_MAX: u64 = 64 << 20;
 /// Reads in flight, at most.
 const DEPTH: usize = 32;
 
-/// Slots of a dense model, whose storage only reads embedding rows.
+/// The slot of a dense model that streams no tower: its storage only reads embedding rows.
 const NO_SLOT_BYTES: usize = 4096;
 
 /// Bytes a pixel while a picture is decoded: up to 8 as the decoder has them and 3 as RGB.
@@ -174,7 +174,7 @@ impl Model {
 
     /// Bytes of weights that one token's text layers and head read.
     pub fn bytes_per_token(&self) -> u64 {
-        let resident = self.weights.resident_bytes as u64 - self.weights.vision_bytes();
+        let resident = self.weights.text_bytes as u64;
         let top_k = self.config.text.moe().map_or(0, |m| m.top_k);
         resident + self.weights.banks.iter().map(|b| (b.stride * top_k) as u64).sum::<u64>()
     }
@@ -196,7 +196,7 @@ impl Model {
         let crop_bytes = u64::from(patches) * u64::from(params.patch_size).pow(2) * 3 * crops;
         let picture_bytes = look.pixels_max.saturating_mul(DECODE_BYTES_PER_PIXEL);
         let picture_bytes = picture_bytes.saturating_add(look.file_bytes_max).saturating_add(crop_bytes);
-        Ok(VisionOptions { detail: look.detail, picture_bytes })
+        Ok(VisionOptions { detail: look.detail, picture_bytes, residency: Residency::Auto })
     }
 
     /// How pictures are cut.
@@ -226,7 +226,7 @@ impl Model {
             context,
             chunk: args.chunk.into(),
             kv: KvType::from(args.kv),
-            vision,
+            vision: vision.map(|v| VisionOptions { residency: args.vision_residency.into(), ..v }),
             cap_bytes: args.memory.or_else(default_cap),
             slots_max: args.slots,
             tokenizer_bytes: self.tokenizer_bytes(context),
@@ -267,8 +267,11 @@ impl Model {
         let full = |e: forerun_linux::ArenaFull| AppError::System { what: "arena", error: io::Error::other(e) };
         let plan = self.plan(setup)?;
         let kernels = kernels()?;
-        let (slots, slot_bytes) = if plan.slots == 0 { (1, NO_SLOT_BYTES) } else { (plan.slots, plan.slot_bytes) };
-        let resident_bytes = self.weights.resident_bytes;
+        let (slots, slot_bytes) = match plan.storage_slots() {
+            0 => (1, NO_SLOT_BYTES),
+            slots => (slots, plan.slot_bytes),
+        };
+        let resident_bytes = plan.resident_bytes;
         let block_elems = plan.block_elems();
         // Each piece starts on a 4 KiB boundary.
         let bytes = resident_bytes + (block_elems * 4).next_multiple_of(4096) + slots * slot_bytes + 4096;

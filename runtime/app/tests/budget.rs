@@ -33,6 +33,9 @@ fn questions() -> Vec<Vec<String>> {
         let mut q = split("--prompt What? --max-tokens 4 --image");
         q.extend([tests(picture).display().to_string(), "--detail".into(), detail.into()]);
         all.push(q.clone());
+        let mut streamed = q.clone();
+        streamed.extend(split("--vision-residency streamed"));
+        all.push(streamed);
         if detail == "4x" {
             q.extend(["--max-slices".into(), "20".into()]);
             all.push(q);

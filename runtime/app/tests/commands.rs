@@ -289,9 +289,9 @@ fn a_plan_adds_up() {
 /// What `docs/memory.md` promises to scripts: these keys and lines, in this order, for every model.
 #[test]
 fn a_plan_for_scripts_keeps_its_names() {
-    let keys = "model file_bytes cap_bytes total_bytes enforced cgroup_limit_bytes lines context chunk kv expert_slots \
-                expert_slot_bytes experts";
-    let lines = "text weights,vision weights,KV cache,delta-rule state,activations,visual features,pictures,I/O buffers,\
+    let keys = "model file_bytes cap_bytes total_bytes enforced cgroup_limit_bytes lines vision_residency context chunk kv \
+                expert_slots expert_slot_bytes experts";
+    let lines = "text weights,vision weights,vision window,KV cache,delta-rule state,activations,visual features,pictures,I/O buffers,\
                  tokenizer,program,page tables,expert directory,expert slots";
     let doc = std::fs::read_to_string(tests("../docs/memory.md")).expect("docs/memory.md");
     for model in [tiny_moe(), tiny_dense()] {
@@ -324,6 +324,48 @@ fn a_plan_says_whether_the_kernel_enforces_the_cap() {
         let p = group.finish(TIME_LIMIT, &c).json();
         assert_eq!((&p["enforced"], &p["cgroup_limit_bytes"]), (&enforced.into(), &(64 << 20).into()), "{memory}");
     }
+}
+
+#[test]
+fn the_tower_takes_what_the_plan_says() {
+    let plan = |args: &str| run(&format!("plan --json {args}"), &[&"--model", &tiny_moe()]).json();
+    let line = |p: &Value, name: &str| p["lines"][name].as_u64().unwrap_or_else(|| panic!("{name}: {p}"));
+    let tower = |p: &Value| (line(p, "vision weights"), line(p, "vision window"));
+    let resident = plan("--memory 1G --vision-residency resident");
+    let streamed = plan("--memory 1G --vision-residency streamed");
+    let text = plan("--memory 1G --text-only");
+    let (weights, _) = tower(&resident);
+    let (_, window) = tower(&streamed);
+    assert_eq!((tower(&resident), tower(&streamed), tower(&text)), ((weights, 0), (0, window), (0, 0)));
+    assert!(window > 0 && window < weights / 4, "{window} of {weights}");
+    let said = |p: &Value| p["vision_residency"].clone();
+    assert_eq!((said(&resident), said(&streamed), said(&text)), ("resident".into(), "streamed".into(), Value::Null));
+    // All experts fit beside it; some more would fit without; half of them fit beside it; only without is there a plan.
+    let total = |p: &Value| p["total_bytes"].as_u64().expect("a sum");
+    let slots = |p: &Value| p["expert_slots"].as_u64().expect("slots");
+    let floor = |residency: &str| {
+        let o = run(&format!("plan --memory 1M --vision-residency {residency}"), &[&"--model", &tiny_moe()]);
+        let (_, rest) = o.refused(4, &["need at least"]).stderr.split_once("need at least ").expect("a floor");
+        rest.split_once(" MiB").expect("MiB").0.parse::<u64>().expect("a number")
+    };
+    assert_eq!((said(&plan("--memory 1G")), slots(&resident)), ("resident".into(), 256));
+    assert!(floor("auto") == floor("streamed") && floor("streamed") < floor("resident"));
+    let mut seen = Vec::new();
+    for mib in floor("auto")..=total(&resident) / (1 << 20) + 1 {
+        let p = plan(&format!("--memory {mib}M"));
+        if mib < floor("resident") {
+            assert_eq!(said(&p), "streamed", "{p}");
+        } else {
+            let r = slots(&plan(&format!("--memory {mib}M --vision-residency resident")));
+            assert_eq!(said(&p), if r < 128 { "streamed" } else { "resident" }, "{mib} MiB, {r} slots: {p}");
+        }
+        seen.push(said(&p));
+    }
+    assert!(seen.contains(&"streamed".into()) && seen.contains(&"resident".into()));
+    // Without experts there is nothing to gain by streaming.
+    let dense = |args: &str| run(&format!("plan --json {args}"), &[&"--model", &tiny_dense()]).json();
+    assert_eq!(said(&dense("--memory 200M")), "resident");
+    assert_eq!(said(&dense("--memory 200M --vision-residency streamed")), "streamed");
 }
 
 #[test]

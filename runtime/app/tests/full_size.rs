@@ -72,8 +72,17 @@ fn the_35b_model_is_planned_within_3_gib() {
     // KV cache: 10 layers, 2 heads of 256 for K and V, 2 bytes, 4096 tokens. State: 30 layers, 32 heads of 128 x 128.
     assert_eq!(p["lines"]["KV cache"], 10 * 2 * 2 * 256 * 2 * 4096);
     assert_eq!(p["lines"]["delta-rule state"], 30 * (32 * 128 * 128 + 3 * 8192) * 4);
+    // The tower is streamed through ten slots, which leaves room for as many more experts as it would displace, but ten.
+    let line = |p: &Value, name: &str| p["lines"][name].as_u64().unwrap_or_else(|| panic!("{name}: {p}"));
+    assert_eq!((&p["vision_residency"], line(&p, "vision weights")), (&"streamed".into(), 0));
+    assert_eq!(line(&p, "vision window") / p["expert_slot_bytes"].as_u64().expect("bytes"), 10);
+    let resident = plan(&path, "--vision-residency resident");
+    let displaced = line(&resident, "vision weights") / p["expert_slot_bytes"].as_u64().expect("bytes");
+    let gained = slots - resident["expert_slots"].as_u64().expect("slots");
+    println!("{slots} slots streamed, {gained} fewer resident");
+    assert!((displaced - 12..=displaced - 8).contains(&gained), "{gained} slots for {displaced}");
     // Without pictures there is room for more experts, and a smaller cap has fewer.
-    assert!(plan(&path, "--text-only")["expert_slots"].as_u64() > Some(slots), "{p}");
+    assert!(plan(&path, "--text-only")["expert_slots"].as_u64() > Some(slots + 10), "{p}");
     assert!(plan(&path, "--context 16384")["expert_slots"].as_u64() < Some(slots), "{p}");
     run("plan --memory 1G", &[&"--model", &path]).refused(4, &["a cap of 1024 MiB is too small", "need at least"]);
 }

@@ -9,7 +9,7 @@ use common::{tests, tiny_dense, tiny_moe};
 use forerun::cli::SampleArgs;
 use forerun::model::{Model, Setup};
 use forerun::session::{Look, Session, user_message};
-use forerun_engine::plan::{KvType, Options};
+use forerun_engine::plan::{KvType, Options, Residency, VisionOptions};
 use forerun_engine::ports::Workers;
 use forerun_engine::sampler::{Sampler, Sampling};
 use forerun_engine::slicing::Detail;
@@ -49,11 +49,12 @@ fn main() {
         for (kv, io) in [KvType::F16, KvType::F32].into_iter().flat_map(|kv| io.map(|io| (kv, io))) {
             // Few slots, so that experts are read, thrown out and waited for, and enough for all.
             for (predict, threads, slots) in [(true, 3, 24), (false, 1, 4), (true, 2, 256)] {
+                let residency = if threads == 2 { Residency::Resident } else { Residency::Streamed };
                 let options = Options {
                     context: 256,
                     chunk: 16,
                     kv,
-                    vision: Some(vision),
+                    vision: Some(VisionOptions { residency, ..vision }),
                     cap_bytes: None,
                     slots_max: Some(slots),
                     tokenizer_bytes: 0,

@@ -21,14 +21,17 @@ struct Row {
 fn rows(table: &str) -> Vec<Row> {
     let mut lines = table.lines();
     let names: Vec<_> = lines.next().expect("a header").split_whitespace().collect();
-    assert_eq!(names, ["slots", "prediction", "threads", "io", "chunk", "hits", "misses", "predicted", "hash"]);
+    assert_eq!(
+        names,
+        ["slots", "prediction", "threads", "io", "chunk", "vision", "hits", "misses", "predicted", "hash"]
+    );
     let rows = lines.take_while(|l| l.starts_with(|c: char| c.is_ascii_digit())).map(|line| {
         let cells: Vec<_> = line.split_whitespace().collect();
         let number = |i: usize| cells[i].parse().unwrap_or_else(|e| panic!("{e}: {line}"));
         assert_eq!(cells.len(), names.len(), "{line}");
-        let predicted = number(7);
+        let predicted = number(8);
         assert!(predicted == 0 || cells[1] == "on", "predicted without prediction: {line}");
-        Row { slots: number(0), hits: number(5), misses: number(6), predicted, hash: cells[8].into() }
+        Row { slots: number(0), hits: number(6), misses: number(7), predicted, hash: cells[9].into() }
     });
     rows.collect()
 }
@@ -57,6 +60,7 @@ fn one_hash_whatever_the_setting_under_every_variant() {
             assert_eq!((all.slots, floor.slots), (256, 4), "{}", o.stdout);
             assert!(floor.misses > 2 * all.misses && floor.hits < all.hits, "{}", o.stdout);
             assert!(rows.iter().any(|r| r.predicted > 0), "no cell predicted: {}", o.stdout);
+            assert_eq!(o.stdout.matches(" streamed ").count(), if more.is_empty() { 0 } else { 6 }, "{}", o.stdout);
             seen.push(rows[0].hash.clone());
         }
     }
@@ -126,17 +130,30 @@ fn a_flipped_byte_in_an_expert_is_named() {
 }
 
 #[test]
-fn a_flipped_byte_in_a_resident_tensor_is_named() {
+fn a_flipped_byte_in_a_tensor_is_named() {
     let file = Image::tiny_moe();
     let header = Header::parse(&file.0, file.0.len() as u64).expect("header");
-    let scratch = Scratch::new("flipped-resident");
-    for name in ["blk.0.attn_qkv.weight", "output_norm.weight", "v.blk.7.ffn_down.bias", "output.weight"] {
+    let scratch = Scratch::new("flipped-tensor");
+    let picture = tests("demo/scene_083.png");
+    let vision = ["v.patch_embd.weight", "v.vit_merger.ds_ffn_up.weight", "v.blk.7.ffn_down.bias", "mm.down.bias"];
+    for name in ["blk.0.attn_qkv.weight", "output_norm.weight", "output.weight"].into_iter().chain(vision) {
         let t = header.tensor(name).unwrap_or_else(|| panic!("no {name}"));
         let mut bytes = file.0.clone();
         bytes[(t.offset + t.bytes - 1) as usize] ^= 1;
         let path = scratch.file("model.gguf", &bytes);
-        let o = run("run", &[&"--model", &path, &"--prompt", &"Hello!"]);
-        o.refused(3, &[&format!("tensor {name}: checksum "), ", expected ", "re-copy the model file"]);
+        let words = [&format!("tensor {name}: checksum "), ", expected ", "re-copy the model file"];
+        for residency in ["resident", "streamed"] {
+            let ask = |more: &[&dyn AsRef<OsStr>]| {
+                let common: [&dyn AsRef<OsStr>; 5] = [&"--model", &path, &"--prompt", &"Hello!", &"--vision-residency"];
+                run("run --max-tokens 1", &[&common[..], &[&residency], more].concat())
+            };
+            let o = ask(&[&"--image", &picture]);
+            o.refused(3, &words);
+            assert_eq!(o.stdout, "", "no word of an answer");
+            // Without a picture the tower is not read.
+            let o = ask(&[]);
+            if vision.contains(&name) { assert!(o.success().stdout.len() > 1) } else { _ = o.refused(3, &words) }
+        }
     }
 }
 

@@ -11,8 +11,9 @@ use crate::lookahead::Recall;
 use crate::moe::{Moe, SumOrder};
 use crate::plan::{KvType, Plan, TextSizes};
 use crate::ports::{Clock, ReadError, Storage, Workers};
+use crate::stream::Window;
 use crate::text;
-use crate::weights::Weights;
+use crate::weights::{VisionName, Weights};
 use alloc::vec::Vec;
 use core::fmt;
 use forerun_kernels::{KernelSet, dequantize_row};
@@ -67,6 +68,22 @@ pub enum EngineError {
         /// CRC32C that the file's header gives.
         expected: u32,
     },
+    /// A tensor of the vision tower could not be read while it was streamed.
+    VisionRead {
+        /// The tensor, the first of those that were read together.
+        tensor: VisionName,
+        /// Why.
+        error: ReadError,
+    },
+    /// A tensor of the vision tower was streamed twice and differs from its checksum.
+    VisionChecksum {
+        /// The tensor.
+        tensor: VisionName,
+        /// CRC32C of what was read.
+        found: u32,
+        /// CRC32C that the file's header gives.
+        expected: u32,
+    },
     /// An embedding row could not be read.
     Embedding {
         /// Token.
@@ -99,6 +116,10 @@ impl fmt::Display for EngineError {
                 "expert {expert} of layer {layer} at offset {offset}: checksum {found:08x}, expected {expected:08x}: re-copy the model \
                  file or run 'forerun-quant inspect' on it"
             ),
+            Self::VisionRead { tensor, error } => write!(f, "tensor {tensor}: {error}"),
+            Self::VisionChecksum { tensor, found, expected } => {
+                write!(f, "tensor {tensor}: checksum {found:08x}, expected {expected:08x}: re-copy the model file")
+            }
             Self::Embedding { token, error } => write!(f, "embedding of token {token}: {error}"),
         }
     }
@@ -230,7 +251,9 @@ pub struct Engine<'a, S: Storage> {
     pub(crate) exec: Exec<'a>,
     pub(crate) state: State<'a>,
     pub(crate) moe: Option<Moe<'a>>,
-    storage: S,
+    /// Where the vision tower streams through, if it does.
+    pub(crate) window: Option<Window>,
+    pub(crate) storage: S,
     text_sizes: TextSizes,
     row: Vec<u8>,
     pub(crate) kv_type: KvType,
@@ -246,8 +269,8 @@ pub struct Engine<'a, S: Storage> {
 }
 
 impl<'a, S: Storage> Engine<'a, S> {
-    /// Puts a model together. `block` has [`Plan::block_elems`] elements, `storage` the plan's slots; `resident` is the
-    /// resident region, on a 4 KiB boundary.
+    /// Puts a model together. `block` has [`Plan::block_elems`] elements, `storage` the plan's slots; `resident` holds
+    /// the first [`Plan::resident_bytes`] of the resident region, on a 4 KiB boundary.
     ///
     /// # Panics
     /// If a buffer is not as the plan says.
@@ -264,14 +287,19 @@ impl<'a, S: Storage> Engine<'a, S> {
         clock: &'a dyn Clock,
         tuning: Tuning,
     ) -> Self {
-        assert_eq!(resident.len(), weights.resident_bytes, "resident region");
+        assert_eq!(resident.len(), plan.resident_bytes, "resident region");
         assert!(block.len() >= plan.block_elems(), "block of the plan");
-        assert!(storage.slots() >= plan.slots && storage.slot_bytes() >= plan.slot_bytes, "slots of the plan");
+        assert!(
+            storage.slots() >= plan.storage_slots() && storage.slot_bytes() >= plan.slot_bytes,
+            "slots of the plan"
+        );
         let moe = config.text.moe().map(|m| {
             let shape = Shape { layers: weights.banks.len(), experts: m.experts, top_k: m.top_k };
             let cache = ExpertCache::new(plan.slots, shape);
             Moe::new(config, weights, storage.depth_max(), cache, clock, kernels.crc32c, tuning, plan.options.chunk)
         });
+        let window = weights.vision.as_ref().filter(|_| plan.window_slots > 0);
+        let window = window.map(|w| Window::new(plan.slots, plan.slot_bytes, &w.order, kernels, tuning.checksums));
         let (embedding, _) = weights.embedding;
         let mut e = Self {
             config,
@@ -280,6 +308,7 @@ impl<'a, S: Storage> Engine<'a, S> {
             exec: Exec { ks: kernels, workers },
             state: State::carve(block, plan),
             moe,
+            window,
             storage,
             text_sizes: TextSizes::new(config, plan.options.chunk),
             row: alloc::vec![0; config.text.hidden / embedding.block_elems() * embedding.block_bytes()],
@@ -301,6 +330,7 @@ impl<'a, S: Storage> Engine<'a, S> {
     /// # Errors
     /// If one cannot be read or differs from its checksum.
     pub fn preload(&mut self) -> Result<(), EngineError> {
+        self.settle()?;
         self.moe.as_mut().map_or(Ok(()), |m| m.preload(&mut self.storage))
     }
 
@@ -310,6 +340,7 @@ impl<'a, S: Storage> Engine<'a, S> {
     /// # Errors
     /// As [`Engine::preload`].
     pub fn probe(&mut self) -> Result<(), EngineError> {
+        self.settle()?;
         self.moe.as_mut().map_or(Ok(()), |m| m.probe(&mut self.storage))
     }
 
@@ -319,6 +350,7 @@ impl<'a, S: Storage> Engine<'a, S> {
     /// # Errors
     /// As [`Engine::preload`].
     pub fn device_rate(&mut self, reads: usize, round: u32) -> Result<f64, EngineError> {
+        self.settle()?;
         self.moe.as_mut().map_or(Ok(0.0), |m| m.device_rate(&mut self.storage, reads, round))
     }
 
@@ -337,6 +369,12 @@ impl<'a, S: Storage> Engine<'a, S> {
     /// Most reads in flight.
     pub fn depth(&self) -> usize {
         self.moe.as_ref().map_or(0, Moe::depth)
+    }
+
+    /// Waits for reads of the vision tower that a hung device still has, before anything else is read.
+    pub(crate) fn settle(&mut self) -> Result<(), EngineError> {
+        let (Some(window), Some(w)) = (&mut self.window, &self.weights.vision) else { return Ok(()) };
+        window.settle(&mut self.storage, &w.order)
     }
 
     /// Forgets all tokens and visual features. Experts stay in their slots.
@@ -401,6 +439,7 @@ impl<'a, S: Storage> Engine<'a, S> {
         if placeholders > 0 && self.features_used + placeholders > self.features {
             return Err(EngineError::Features { placeholders, features: self.features - self.features_used });
         }
+        self.settle()?;
         for start in (0..n).step_by(self.chunk) {
             let end = (start + self.chunk).min(n);
             let last = end == n;

@@ -1,7 +1,7 @@
 //! One place that spreads kernels over the workers. Pieces are cut by shape alone.
 
 use crate::ports::Workers;
-use crate::weights::{Linear, Matrix};
+use crate::weights::Matrix;
 use forerun_kernels::{ACT_TILE, ActQ8, Columns, KernelSet, act_blocks, act_columns, wants_q8};
 
 /// Multiplications that are worth a second thread.
@@ -79,26 +79,35 @@ impl Exec<'_> {
     /// [`Exec::matmul`] of activations that have their int8 twin already.
     pub fn product(&self, w: &Matrix, bytes: &[u8], x: Columns<'_>, turned: &mut [f32], out: &mut [f32]) {
         let columns = x.count();
-        let row_bytes = w.row_bytes();
-        let rows = rows_per_piece(w.rows, w.rows * w.cols, columns, self.workers.threads());
-        let run = |target: &mut [f32]| {
-            self.workers.split(target, rows * columns, &|i, piece| {
-                let count = piece.len() / columns;
-                (self.ks.matmul)(w.block, &bytes[i * rows * row_bytes..][..count * row_bytes], x, piece);
-            });
-        };
         let out = &mut out[..w.rows * columns];
         if columns == 1 {
-            return run(out);
+            return self.rows(w, bytes, x, out);
         }
         let turned = &mut turned[..w.rows * columns];
-        run(turned);
+        self.rows(w, bytes, x, turned);
+        self.turn(turned, w.rows, out);
+    }
+
+    /// `out[r, c] = Σ_j w[r, j] x[c, j]`: a product before it is turned.
+    pub fn rows(&self, w: &Matrix, bytes: &[u8], x: Columns<'_>, out: &mut [f32]) {
+        let columns = x.count();
+        let row_bytes = w.row_bytes();
+        let rows = rows_per_piece(w.rows, w.rows * w.cols, columns, self.workers.threads());
+        self.workers.split(out, rows * columns, &|i, piece| {
+            let count = piece.len() / columns;
+            (self.ks.matmul)(w.block, &bytes[i * rows * row_bytes..][..count * row_bytes], x, piece);
+        });
+    }
+
+    /// `out` `(columns, rows)` = `turned` `(rows, columns)`.
+    pub fn turn(&self, turned: &[f32], rows: usize, out: &mut [f32]) {
+        let columns = turned.len() / rows;
         // Sixteen columns at a time, sixteen rows of them: whole cache lines on both sides.
-        self.workers.split(out, 16 * w.rows, &|i, out| {
-            for first in (0..w.rows).step_by(16) {
-                for (c, row) in out.chunks_exact_mut(w.rows).enumerate() {
+        self.workers.split(out, 16 * rows, &|i, out| {
+            for first in (0..rows).step_by(16) {
+                for (c, row) in out.chunks_exact_mut(rows).enumerate() {
                     let from = &turned[first * columns + 16 * i + c..];
-                    for (o, x) in row[first..w.rows.min(first + 16)].iter_mut().zip(from.iter().step_by(columns)) {
+                    for (o, x) in row[first..rows.min(first + 16)].iter_mut().zip(from.iter().step_by(columns)) {
                         *o = *x;
                     }
                 }
@@ -155,13 +164,5 @@ impl Exec<'_> {
             out[..w.rows].copy_from_slice(now);
             stack = rest;
         }
-    }
-
-    /// [`Exec::matmul`] plus bias.
-    pub fn linear(&self, l: &Linear, resident: &[u8], x: &[f32], p: &mut Products<'_>, out: &mut [f32]) {
-        self.matmul(&l.w, l.w.bytes(resident), x, p, out);
-        let bias = l.b.f32(resident);
-        let columns = x.len() / l.w.cols;
-        self.each_row(&mut out[..columns * l.w.rows], l.w.rows, |_, row| (self.ks.axpy)(1.0, bias, row));
     }
 }

@@ -20,6 +20,7 @@ pub mod positions;
 pub mod router;
 pub mod sampler;
 pub mod slicing;
+mod stream;
 mod text;
 mod vision;
 pub mod weights;

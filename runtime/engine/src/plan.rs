@@ -5,9 +5,11 @@ use crate::cache::{ExpertCache, Shape};
 use crate::config::{Config, Mixer, VisionConfig};
 use crate::exec::q8_words;
 use crate::slicing::{Detail, SliceError, SliceParams, crop_patches_max};
+use crate::stream::{self, WINDOW_SLOTS};
 use crate::weights::Weights;
 use alloc::vec::Vec;
 use core::fmt;
+use forerun_format::PAGE;
 
 /// Element type of the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +56,33 @@ pub struct VisionOptions {
     pub detail: Detail,
     /// Heap bytes that reading, decoding and cutting the largest picture takes.
     pub picture_bytes: u64,
+    /// Where the vision tower is kept.
+    pub residency: Residency,
 }
+
+/// Where the vision tower's weights are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Residency {
+    /// As the plan decides: see [`RESIDENT_SHARE`].
+    Auto,
+    /// In memory all the time.
+    Resident,
+    /// In the file: each crop reads them again, a few slots ahead of the computation.
+    Streamed,
+}
+
+/// Share of all experts that must have slots beside a resident tower, where streaming it would give them more.
+///
+/// Both sides are bytes from one device, so its rate does not count. The 35B model's tower is 517 MiB, its window 17: 296
+/// slots between them, 2.9 % of its 10,240 experts. A token asks for 320 experts of 1.77 MB, and docs/performance.md has the
+/// hits by slots: near 7 % of the bank those slots are 11 hits in 100, 64 MB a token, which make good what a crop reads
+/// after 9 tokens; near 22 %, 3.3 hits, 19 MB, 29 tokens. From a quarter on there are 15 more hits in 100 to gain in all:
+/// 0.6 for those slots on average, and fewer the more slots there are: 170 tokens, more than an answer about a crop has. That
+/// a crop's reads hide behind its computation, and a miss does not, only speaks for streaming.
+pub const RESIDENT_SHARE: f64 = 0.5;
+
+/// Strips of a streamed tower beside which no expert has a slot; longer ones read no faster.
+const STRIP_BYTES: usize = 1 << 20;
 
 /// Code, libraries, stacks, allocator: what the process is charged beside the other lines. After text and a picture on 8
 /// threads, 5.3 MiB of a release build and 7.5 MiB of a debug build were resident on x86-64 beside mapping and heap
@@ -86,8 +114,12 @@ pub struct Plan {
     pub cap_bytes: Option<u64>,
     /// Expert slots.
     pub slots: usize,
-    /// Bytes of one.
+    /// Slots behind them that the vision tower streams through: 0 unless it does.
+    pub window_slots: usize,
+    /// Bytes of a slot.
     pub slot_bytes: usize,
+    /// Bytes of the resident region that are loaded, from its start.
+    pub resident_bytes: usize,
     /// Experts in the file.
     pub experts: usize,
     /// Sizes of the engine's buffers.
@@ -294,6 +326,25 @@ impl Plan {
     /// # Errors
     /// If the cap does not hold the floor, or an option is out of range.
     pub fn new(c: &Config, w: &Weights, options: Options) -> Result<Self, PlanError> {
+        let Some(vision) = options.vision.filter(|v| v.residency == Residency::Auto) else {
+            return Self::decided(c, w, options);
+        };
+        let with =
+            |residency| Self::decided(c, w, Options { vision: Some(VisionOptions { residency, ..vision }), ..options });
+        match (with(Residency::Resident), with(Residency::Streamed)) {
+            (Ok(r), Ok(s)) if s.slots > r.slots && (r.slots as f64) < RESIDENT_SHARE * r.experts as f64 => Ok(s),
+            (Err(PlanError::CapTooSmall { floor, .. }), Err(PlanError::CapTooSmall { cap, floor: lower, elastic }))
+                if lower < floor =>
+            {
+                Err(PlanError::CapTooSmall { cap, floor: lower, elastic })
+            }
+            (Err(PlanError::CapTooSmall { .. }), Ok(s)) => Ok(s),
+            (r, _) => r,
+        }
+    }
+
+    /// The plan of a run for which it is decided where the vision tower is.
+    fn decided(c: &Config, w: &Weights, options: Options) -> Result<Self, PlanError> {
         let t = &c.text;
         if options.context == 0 || options.context > t.context_max {
             return Err(PlanError::Context { found: options.context, max: t.context_max });
@@ -327,14 +378,30 @@ impl Plan {
             logits: t.vocab,
             work: TextSizes::new(c, chunk).list().map(lines).iter().sum::<usize>().max(vision_work),
         };
-        let slot_bytes = w.slot_bytes();
+        let tower = w.vision.as_ref().map_or(&[][..], |v| &v.order);
+        let (vision_bytes, window_slots) = match options.vision.map(|v| v.residency) {
+            None => (0, 0),
+            Some(Residency::Streamed) => (0, WINDOW_SLOTS),
+            Some(_) => (w.vision_bytes(), 0),
+        };
+        let slot_bytes = match (window_slots, w.slot_bytes()) {
+            (0, bytes) => bytes,
+            (_, bytes) => {
+                let least = stream::slot_bytes_min(tower).ok_or(PlanError::Overflow)?;
+                // Without experts, as small a part of a small tower as that is of a large one.
+                let strip = (w.vision_bytes() / 32).next_multiple_of(PAGE as usize).min(STRIP_BYTES);
+                least.max(if bytes == 0 { strip } else { bytes })
+            }
+        };
+        // The window's books are a byte for each tensor.
+        let window_bytes = window_slots * slot_bytes + if window_slots > 0 { tower.len() } else { 0 };
         let experts = t.moe().map_or(0, |m| m.experts) * w.banks.len();
         let floor_slots = t.moe().map_or(0, |m| m.top_k);
-        let vision_resident = if c.vision.is_some() { w.vision_bytes() } else { 0 };
         let words = |n: usize| (n as u64) * 4;
         let mut lines = alloc::vec![
-            Line { name: "text weights", bytes: w.resident_bytes as u64 - vision_resident },
-            Line { name: "vision weights", bytes: vision_resident },
+            Line { name: "text weights", bytes: w.text_bytes as u64 },
+            Line { name: "vision weights", bytes: vision_bytes as u64 },
+            Line { name: "vision window", bytes: window_bytes as u64 },
             Line { name: "KV cache", bytes: words(sizes.kv) },
             Line { name: "delta-rule state", bytes: words(sizes.delta) + words(sizes.conv) },
             Line { name: "activations", bytes: words(sizes.work) + words(sizes.logits) },
@@ -376,7 +443,29 @@ impl Plan {
         lines[n - 3].bytes = sum(&lines).ok_or(PlanError::Overflow)?.div_ceil(TABLE_RATIO);
         // Sums of some of the lines, which take the memory, fit as well.
         sum(&lines).filter(|&bytes| bytes <= isize::MAX as u64).ok_or(PlanError::Overflow)?;
-        Ok(Self { lines, cap_bytes: options.cap_bytes, slots, slot_bytes, experts, sizes, patches_max, options })
+        Ok(Self {
+            lines,
+            cap_bytes: options.cap_bytes,
+            slots,
+            window_slots,
+            slot_bytes,
+            resident_bytes: w.text_bytes + vision_bytes,
+            experts,
+            sizes,
+            patches_max,
+            options,
+        })
+    }
+
+    /// Slots of the storage: the experts', then the vision window's.
+    pub fn storage_slots(&self) -> usize {
+        self.slots + self.window_slots
+    }
+
+    /// Where the vision tower is, if there are pictures.
+    pub fn residency(&self) -> Option<Residency> {
+        let streamed = if self.window_slots > 0 { Residency::Streamed } else { Residency::Resident };
+        self.options.vision.map(|_| streamed)
     }
 
     /// Sum of all lines, bytes.

@@ -1,7 +1,9 @@
 //! The tensor directory: where each weight lies in the resident region, or in the file for embedding rows and experts.
 
 use crate::config::{Config, Ffn, Mixer};
+pub use crate::stream::{VisionName, VisionTensor};
 use alloc::{format, string::String, vec::Vec};
+use core::ops::Range;
 use forerun_format::{
     BlockType, FormatError, PAGE,
     gguf::{Header, Tensor},
@@ -162,6 +164,10 @@ pub struct VisionWeights {
     pub merger_norm: Norm,
     pub merger_fc1: Linear,
     pub merger_fc2: Linear,
+    /// All its tensors in the order of use.
+    pub order: Vec<VisionTensor>,
+    /// Those of them that are the window merger's.
+    pub merger: Range<usize>,
 }
 
 /// The packed experts of one layer, in the file.
@@ -180,8 +186,10 @@ pub struct Weights {
     pub resident_offset: u64,
     /// Its bytes, a multiple of 4096.
     pub resident_bytes: usize,
-    /// Checksums of resident tensors: name, offset in the region, bytes, CRC32C.
-    checks: Vec<(String, usize, usize, u32)>,
+    /// Of these, the first that hold all but the vision tower, a multiple of 4096.
+    pub text_bytes: usize,
+    /// Checksums of the tensors in it, by offset.
+    checks: Vec<Check>,
     /// Type of the embedding, and offset of its first row in the file.
     pub embedding: (BlockType, u64),
     /// Text layers.
@@ -198,10 +206,21 @@ pub struct Weights {
     pub expert_crc: Vec<u32>,
 }
 
+/// Checksum of a resident tensor.
+#[derive(Debug, Clone)]
+struct Check {
+    name: String,
+    /// Offset in the resident region.
+    at: usize,
+    bytes: usize,
+    crc: u32,
+}
+
 struct Finder<'h, 'a> {
     header: &'h Header<'a>,
     resident_offset: u64,
     resident_end: u64,
+    checks: &'h [Check],
 }
 
 impl Finder<'_, '_> {
@@ -343,7 +362,7 @@ impl Finder<'_, '_> {
         };
         // The patch kernel is (out, channel, y, x): a matrix over patches in that order.
         let patch = self.matrix_of("v.patch_embd.weight", &[v.patch, v.patch, 3, d], d, v.patch_values())?;
-        Ok(Some(VisionWeights {
+        let mut w = VisionWeights {
             patch: Linear { w: patch, b: self.vector("v.patch_embd.bias", &[d])? },
             positions: self.matrix("v.position_embd.weight", v.position_side * v.position_side, d)?,
             layers,
@@ -352,12 +371,24 @@ impl Finder<'_, '_> {
             merger_norm: self.norm("mm.input_norm", 4 * d)?,
             merger_fc1: self.linear("mm.up", 4 * d, 4 * d)?,
             merger_fc2: self.linear("mm.down", c.text.hidden, 4 * d)?,
-        }))
+            order: Vec::new(),
+            merger: 0..0,
+        };
+        (w.order, w.merger) = crate::stream::order(&w, v.insert_layer);
+        for t in &mut w.order {
+            let at = self.checks.binary_search_by_key(&t.at, |c| c.at);
+            t.crc = at.map_or(0, |i| self.checks[i].crc);
+        }
+        Ok(Some(w))
     }
 }
 
 fn is_resident(t: &Tensor<'_>, tied: bool) -> bool {
     !t.name.ends_with(keys::EXPERTS_PACKED) && (tied || t.name != "token_embd.weight")
+}
+
+fn is_vision(t: &Tensor<'_>) -> bool {
+    t.name.starts_with("v.") || t.name.starts_with("mm.")
 }
 
 impl Weights {
@@ -370,10 +401,15 @@ impl Weights {
         let mut start = u64::MAX;
         let mut end = 0;
         let mut padded = 0u64;
+        let mut text_end = 0;
         for t in header.tensors().iter().filter(|t| is_resident(t, tied)) {
             start = start.min(t.offset);
             // Inside the file, so neither sum overflows.
-            end = end.max(page_up(t.offset + t.bytes).unwrap_or(u64::MAX));
+            let t_end = page_up(t.offset + t.bytes).unwrap_or(u64::MAX);
+            end = end.max(t_end);
+            if !is_vision(t) {
+                text_end = text_end.max(t_end);
+            }
             padded = padded.saturating_add(page_up(t.bytes).unwrap_or(u64::MAX));
         }
         if header.alignment != PAGE || start % PAGE != 0 || end - start.min(end) != padded {
@@ -386,15 +422,17 @@ impl Weights {
                 "resident tensors next to one another on 4 KiB boundaries, as 'forerun-quant pack' writes them",
             ));
         }
-        let find = Finder { header, resident_offset: start, resident_end: end };
         let crcs = header.u32_array(keys::CRC_TENSORS, header.tensors().len())?;
-        let checks = header
-            .tensors()
-            .iter()
-            .zip(crcs)
-            .filter(|(t, _)| is_resident(t, tied))
-            .map(|(t, crc)| (t.name.into(), (t.offset - start) as usize, t.bytes as usize, crc))
-            .collect();
+        let resident = header.tensors().iter().zip(crcs).filter(|(t, _)| is_resident(t, tied));
+        let check = |(t, crc): (&Tensor<'_>, u32)| Check {
+            name: t.name.into(),
+            at: (t.offset - start) as usize,
+            bytes: t.bytes as usize,
+            crc,
+        };
+        let mut checks: Vec<_> = resident.map(check).collect();
+        checks.sort_unstable_by_key(|c| c.at);
+        let find = Finder { header, resident_offset: start, resident_end: end, checks: &checks };
         let (vocab, hidden) = (c.text.vocab, c.text.hidden);
         let embd =
             header.tensor("token_embd.weight").ok_or_else(|| FormatError::MissingTensor("token_embd.weight".into()))?;
@@ -414,11 +452,11 @@ impl Weights {
             Ffn::Moe(m) => header.u32_array(keys::CRC_EXPERTS, m.experts * banks.len())?,
         };
         Ok(Self {
+            text_bytes: text_end.saturating_sub(start) as usize,
             resident_offset: start,
             resident_bytes: usize::try_from(end - start).map_err(|_| {
                 FormatError::invalid("resident tensors", format!("{} bytes", end - start), "what fits memory")
             })?,
-            checks,
             embedding: (embd.block_type()?, embd.offset),
             layers: (0..c.text.mixers.len()).map(|l| find.layer(c, l)).collect::<Result<_, _>>()?,
             output_norm: find.vector("output_norm.weight", &[hidden])?,
@@ -426,27 +464,28 @@ impl Weights {
             vision: find.vision(c)?,
             banks,
             expert_crc,
+            checks,
         })
     }
 
-    /// Compares every resident tensor with its checksum.
+    /// Compares every tensor in `resident`, the region or its first bytes, with its checksum.
     ///
     /// # Errors
     /// The name of the first that differs, its checksum, and the one the file's header gives.
     pub fn check_resident(&self, kernels: &KernelSet, resident: &[u8]) -> Result<(), (String, u32, u32)> {
-        for (name, at, bytes, want) in &self.checks {
-            let found = (kernels.crc32c)(&resident[*at..][..*bytes]);
-            if found != *want {
-                return Err((name.clone(), found, *want));
+        for c in &self.checks {
+            let Some(bytes) = resident.get(c.at..c.at + c.bytes) else { continue };
+            let found = (kernels.crc32c)(bytes);
+            if found != c.crc {
+                return Err((c.name.clone(), found, c.crc));
             }
         }
         Ok(())
     }
 
-    /// Bytes of the resident region that belong to the vision tower and its mergers.
-    pub fn vision_bytes(&self) -> u64 {
-        let vision = self.checks.iter().filter(|(name, ..)| name.starts_with("v.") || name.starts_with("mm."));
-        vision.map(|&(_, _, bytes, _)| page_up(bytes as u64).unwrap_or(0)).sum()
+    /// Bytes of the resident region behind all that text needs: the vision tower and its mergers.
+    pub fn vision_bytes(&self) -> usize {
+        self.resident_bytes - self.text_bytes
     }
 
     /// Largest expert stride, 0 for a dense model.

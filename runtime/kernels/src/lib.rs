@@ -29,6 +29,7 @@ mod x86_64;
 use forerun_format::BlockType;
 use forerun_format::block::{QK, QK_K};
 
+pub use lanes::crc32c_join;
 pub use quant::{dequantize_row, quantize_row};
 
 /// 256 activations as int8, with a scale for each 32: what integer dot products take. `x[j] = d[j / 32] * qs[j]`.

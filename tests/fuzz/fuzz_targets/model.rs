@@ -4,7 +4,7 @@
 use forerun_engine::{Checksums, 
     CropPixels, Engine, Input, NoObserver, Tuning,
     config::Config,
-    plan::{KvType, Options, Plan, VisionOptions},
+    plan::{KvType, Options, Plan, Residency, VisionOptions},
     ports::{Clock, Completion, Read, ReadError, Serial, Storage},
     slicing::Detail,
     weights::Weights,
@@ -40,11 +40,12 @@ fuzz_target!(|spec: Spec| -> Corpus {
 fn run(config: &Config, weights: &Weights, header: &[u8], file_bytes: u64, seed: u32) {
     let vision = config.vision.as_ref().filter(|(v, _)| v.patch <= 16);
     let detail = vision.map(|(v, _)| if v.insert_layer.is_some() { Detail::X16 } else { Detail::X4 });
+    let residency = if seed & 8 == 0 { Residency::Resident } else { Residency::Streamed };
     let options = Options {
         context: config.text.context_max.min(8),
         chunk: 2,
         kv: if seed & 1 == 0 { KvType::F16 } else { KvType::F32 },
-        vision: detail.map(|detail| VisionOptions { detail, picture_bytes: 0 }),
+        vision: detail.map(|detail| VisionOptions { detail, picture_bytes: 0, residency }),
         cap_bytes: None,
         slots_max: Some(1 + seed as usize % 5),
         tokenizer_bytes: 0,
@@ -57,13 +58,13 @@ fn run(config: &Config, weights: &Weights, header: &[u8], file_bytes: u64, seed:
     file.resize(file_bytes as usize, 0);
     fill(&mut file[header.len()..], seed);
     // The resident region is a copy on a boundary of its own, padded as the file may not be.
-    let mut resident = vec![0f32; weights.resident_bytes / 4];
+    let mut resident = vec![0f32; plan.resident_bytes / 4];
     let from = &file[weights.resident_offset as usize..];
-    let from = &from[..from.len().min(weights.resident_bytes)];
+    let from = &from[..from.len().min(plan.resident_bytes)];
     bytemuck::cast_slice_mut::<f32, u8>(&mut resident)[..from.len()].copy_from_slice(from);
 
     let mut block = vec![0f32; plan.block_elems()];
-    let storage = Slots::new(&file, plan.slots, plan.slot_bytes);
+    let storage = Slots::new(&file, plan.storage_slots(), plan.slot_bytes);
     let kernels = KernelSet::available().nth(seed as usize / 16 % KernelSet::available().count()).expect("kernels");
     let tuning = Tuning { predict: seed & 2 == 0, checksums: Checksums::Never, ..Tuning::default() };
     let resident = bytemuck::cast_slice(&resident);

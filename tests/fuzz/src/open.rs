@@ -8,7 +8,7 @@ use forerun::{
 };
 use forerun_engine::{
     config::Config,
-    plan::{KvType, Options, Plan, PlanError, VisionOptions},
+    plan::{KvType, Options, Plan, PlanError, Residency, VisionOptions},
     slicing::Detail,
     weights::Weights,
 };
@@ -80,7 +80,7 @@ fn plans(config: &Config, weights: &Weights) {
                     context: context.min(config.text.context_max),
                     chunk,
                     kv,
-                    vision: detail.map(|detail| VisionOptions { detail, picture_bytes: 16 << 20 }),
+                    vision: detail.map(|detail| VisionOptions { detail, picture_bytes: 16 << 20, residency: Residency::Auto }),
                     cap_bytes,
                     slots_max,
                     tokenizer_bytes: config.text.vocab as u64 * 850,

@@ -12,6 +12,7 @@ use crate::error::AppError;
 use crate::model::Facts;
 use crate::session::{Answer, Piece};
 use forerun_engine::Counters;
+use forerun_engine::plan::Residency;
 use std::fmt::Arguments;
 use std::io::{IsTerminal, Write};
 
@@ -96,6 +97,9 @@ pub fn headline(facts: &Facts) -> String {
     }
     if p.experts > 0 {
         s += &format!(", {} of {} experts kept in memory", p.slots, p.experts);
+    }
+    if p.residency() == Some(Residency::Streamed) {
+        s += ", vision tower streamed";
     }
     let locked = if facts.locked { " and locked" } else { "" };
     s + &format!(", {:.1} MiB in all{locked}, ready in {:.0} ms", mib(p.total_bytes()), facts.load_ms)

@@ -5,7 +5,7 @@ use crate::cli::PlanArgs;
 use crate::error::AppError;
 use crate::model::{Model, model_path};
 use crate::session::Look;
-use forerun_engine::plan::Plan;
+use forerun_engine::plan::{Plan, Residency};
 use forerun_linux::sys;
 use serde_json::json;
 use std::fmt::Write;
@@ -32,6 +32,7 @@ pub fn run(args: &PlanArgs) -> Result<(), AppError> {
             "enforced": enforced,
             "cgroup_limit_bytes": limit,
             "lines": lines,
+            "vision_residency": plan.residency().map(residency),
             "context": plan.options.context,
             "chunk": plan.options.chunk,
             "kv": plan.options.kv.name(),
@@ -45,6 +46,15 @@ pub fn run(args: &PlanArgs) -> Result<(), AppError> {
     }
 }
 
+/// As `--vision-residency` spells it.
+pub fn residency(r: Residency) -> &'static str {
+    match r {
+        Residency::Auto => "auto",
+        Residency::Resident => "resident",
+        Residency::Streamed => "streamed",
+    }
+}
+
 /// The plan as people read it. Lines of no bytes are left out.
 pub fn table(plan: &Plan) -> String {
     let mut s = String::from("memory plan\n");
@@ -53,6 +63,8 @@ pub fn table(plan: &Plan) -> String {
             "expert slots" => {
                 format!("  {} of {} experts, {:.2} MiB each", plan.slots, plan.experts, mib(plan.slot_bytes as u64))
             }
+            "vision weights" => "  resident".into(),
+            "vision window" => format!("  {} slots through which each crop streams the tower", plan.window_slots),
             "KV cache" => format!("  {} tokens", plan.options.context),
             "activations" if plan.patches_max > 0 => {
                 format!("  {} tokens or {} patches at once", plan.options.chunk, plan.patches_max)

@@ -5,7 +5,7 @@ use crate::cli::{Fault, SampleArgs, VerifyArgs};
 use crate::error::AppError;
 use crate::model::{Model, Setup, default_cap, model_path};
 use crate::session::{Session, user_message};
-use forerun_engine::plan::{KvType, Options};
+use forerun_engine::plan::{KvType, Options, Residency, VisionOptions};
 use forerun_engine::ports::{Completion, Read, ReadError, Storage};
 use forerun_engine::{Checksums, Observer, SumOrder, Tuning};
 use forerun_linux::IoChoice;
@@ -19,10 +19,12 @@ struct Cell {
     threads: usize,
     io: IoChoice,
     chunk: usize,
+    residency: Residency,
 }
 
-/// All combinations of slots (all that fit, room for some prediction, the floor), prediction and threads; the I/O engine
-/// and the chunk size change along the way, so that each of their values meets each number of slots.
+/// All combinations of slots (all that fit, room for some prediction, the floor), prediction and threads; the I/O engine,
+/// the chunk size and the place of the vision tower change along the way, so that each of their values meets each number of
+/// slots.
 fn matrix(top_k: usize) -> Vec<Cell> {
     let mut cells = Vec::new();
     // The floor is what a token uses in one layer; asking for fewer gives just that.
@@ -31,7 +33,8 @@ fn matrix(top_k: usize) -> Vec<Cell> {
             for threads in [1, 2] {
                 let io = if threads == 1 { IoChoice::Auto } else { IoChoice::Pread };
                 let chunk = if predict { 64 } else { 5 };
-                cells.push(Cell { slots_max, predict, threads, io, chunk });
+                let residency = if predict { Residency::Auto } else { Residency::Streamed };
+                cells.push(Cell { slots_max, predict, threads, io, chunk, residency });
             }
         }
     }
@@ -125,8 +128,8 @@ pub fn run(args: &VerifyArgs) -> Result<(), AppError> {
     let top_k = model.config.text.moe().map_or(0, |m| m.top_k);
     let mut hashes: Vec<String> = Vec::new();
     say(format_args!(
-        "{:<9}{:<11}{:<8}{:<9}{:<7}{:>8}{:>8}{:>11}  hash\n",
-        "slots", "prediction", "threads", "io", "chunk", "hits", "misses", "predicted"
+        "{:<9}{:<11}{:<8}{:<9}{:<7}{:<9}{:>8}{:>8}{:>11}  hash\n",
+        "slots", "prediction", "threads", "io", "chunk", "vision", "hits", "misses", "predicted"
     ))?;
     for (i, cell) in matrix(top_k).into_iter().enumerate() {
         let tuning = Tuning {
@@ -139,7 +142,7 @@ pub fn run(args: &VerifyArgs) -> Result<(), AppError> {
             context,
             chunk: cell.chunk,
             kv: KvType::F16,
-            vision,
+            vision: vision.map(|v| VisionOptions { residency: cell.residency, ..v }),
             cap_bytes: default_cap(),
             slots_max: cell.slots_max,
             tokenizer_bytes: model.tokenizer_bytes(context),
@@ -147,7 +150,8 @@ pub fn run(args: &VerifyArgs) -> Result<(), AppError> {
         let setup = Setup { options, threads: cell.threads, io: cell.io, tuning };
         let flip = args.inject == Some(Fault::FlipByte) && i > 0;
         let mut hasher = Hasher::default();
-        let slots = model.plan(&setup)?.slots;
+        let plan = model.plan(&setup)?;
+        let slots = plan.slots;
         let counters = model.with_engine(
             &setup,
             |inner| FlipByte { offsets: vec![0; inner.slots()], inner, victim: None, active: flip },
@@ -159,10 +163,11 @@ pub fn run(args: &VerifyArgs) -> Result<(), AppError> {
         let hash: String = hasher.0.finalize()[..8].iter().map(|b| format!("{b:02x}")).collect();
         let io = if cell.io == IoChoice::Pread { "pread" } else { "auto" };
         say(format_args!(
-            "{slots:<9}{:<11}{:<8}{io:<9}{:<7}{:>8}{:>8}{:>11}  {hash}\n",
+            "{slots:<9}{:<11}{:<8}{io:<9}{:<7}{:<9}{:>8}{:>8}{:>11}  {hash}\n",
             if cell.predict { "on" } else { "off" },
             cell.threads,
             cell.chunk,
+            plan.residency().map_or("-", super::plan::residency),
             counters.hits,
             counters.misses,
             counters.predicted

@@ -30,8 +30,9 @@ fn coprime(a: u32, b: u32) -> bool {
 }
 
 impl Moe<'_> {
-    /// Drops whatever is under way, after an error or before a new conversation.
-    pub fn abandon(&mut self, storage: &mut impl Storage) {
+    /// Drops whatever is under way, after an error or before a new conversation. Whether nothing is any more: a hung device
+    /// keeps its reads.
+    pub fn abandon(&mut self, storage: &mut impl Storage) -> bool {
         self.nothing_wanted();
         self.lookahead.abandon();
         while self.in_flight > 0 {
@@ -40,6 +41,7 @@ impl Moe<'_> {
             self.cache.clear(c.slot);
         }
         self.cache.release_all();
+        self.in_flight == 0
     }
 
     /// Empties all slots but those of reads that a hung device still has.

@@ -34,6 +34,12 @@ pub(crate) fn crc32c(bytes: &[u8], word: impl Fn(u32, u64) -> u32, byte: impl Fn
     !tail.iter().fold(c, |c, &b| byte(c, b))
 }
 
+/// CRC32C of some bytes and `bytes` more, from that of the first, `a`, and that of the others, `b`.
+pub fn crc32c_join(a: u32, b: u32, bytes: usize) -> u32 {
+    // What each starts from and is turned over by at its end cancels out.
+    multiply(a, power(8 * bytes)) ^ b
+}
+
 /// `a` times `b`.
 fn multiply(a: u32, mut b: u32) -> u32 {
     let mut product = 0;
@@ -55,4 +61,19 @@ fn power(mut n: usize) -> u32 {
         n >>= 1;
     }
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forerun_format::crc32c::crc32c;
+
+    #[test]
+    fn joined_parts_are_the_whole() {
+        let bytes: [u8; 300] = core::array::from_fn(|i| (i * i / 7) as u8);
+        for at in [0, 1, 7, 8, 150, 299, 300] {
+            let (a, b) = bytes.split_at(at);
+            assert_eq!(crc32c_join(crc32c(a), crc32c(b), b.len()), crc32c(&bytes), "{at}");
+        }
+    }
 }

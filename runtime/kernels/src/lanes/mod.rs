@@ -16,6 +16,7 @@ use forerun_format::BlockType;
 
 pub(crate) use attention::{attention, attention_rows};
 pub(crate) use crc32c::crc32c;
+pub use crc32c::crc32c_join;
 pub(crate) use decode::Decode;
 pub(crate) use isa::{Dots, Isa, Narrow};
 pub(crate) use quantized::tiles;

@@ -55,6 +55,7 @@ pub fn run(model: &Model, args: &BenchArgs) -> Result<(), AppError> {
                         "x16_rounds": x16,
                         "x4_rounds": x4,
                         "ratio": ratio,
+                        "vision_residency": facts.plan.residency().map(crate::commands::plan::residency),
                         "kernels": facts.kernels,
                         "threads": facts.threads,
                         "peak_rss_bytes": forerun_linux::sys::peak_rss_bytes(),
