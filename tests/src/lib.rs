@@ -88,6 +88,7 @@ impl Model {
             chunk: setup.chunk,
             kv: setup.kv,
             vision,
+            prefix: setup.prefix,
             cap_bytes: None,
             slots_max: setup.slots,
             tokenizer_bytes: 0,
@@ -123,6 +124,8 @@ pub struct Setup<'a> {
     pub detail: Option<Detail>,
     /// Where the vision tower is.
     pub residency: Residency,
+    /// Room to save a state.
+    pub prefix: bool,
     /// Most expert slots.
     pub slots: Option<usize>,
     /// Reads in flight.
@@ -147,6 +150,7 @@ impl Default for Setup<'_> {
             kv: KvType::F32,
             detail: None,
             residency: Residency::Resident,
+            prefix: false,
             slots: None,
             depth: 16,
             seed: 1,

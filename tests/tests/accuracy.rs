@@ -4,6 +4,7 @@
 use forerun::{
     cli::SampleArgs,
     model::{Model, Setup},
+    reader::Reader,
     session::{Look, Session, user_message},
 };
 use forerun_engine::{
@@ -79,8 +80,16 @@ fn packed(name: &str, block: BlockType) -> (Packed, Model) {
 }
 
 fn setup(kv: KvType, vision: Option<VisionOptions>) -> Setup {
-    let options =
-        Options { context: 1024, chunk: 128, kv, vision, cap_bytes: None, slots_max: None, tokenizer_bytes: 0 };
+    let options = Options {
+        context: 1024,
+        chunk: 128,
+        kv,
+        vision,
+        prefix: false,
+        cap_bytes: None,
+        slots_max: None,
+        tokenizer_bytes: 0,
+    };
     // The threads are spent on pictures, an engine each.
     Setup { options, threads: 1, io: IoChoice::Auto, tuning: Tuning::default() }
 }
@@ -103,7 +112,9 @@ fn answers(model: &Model, cases: &[Value], detail: Detail, kv: KvType) -> Vec<St
             &setup,
             |storage| storage,
             |engine, _| {
-                mine.map(|i| Ok((i, ask(i).answer(engine, &sample, &mut NoObserver, &mut |_| Ok(()))?.text))).collect()
+                let mut reader = Reader::new(engine);
+                mine.map(|i| Ok((i, ask(i).answer(&mut reader, &sample, &mut NoObserver, &mut |_| Ok(()))?.text)))
+                    .collect()
             },
         );
         told.unwrap()

@@ -20,6 +20,7 @@ const OPTIONS: Options = Options {
     chunk: 16,
     kv: KvType::F16,
     vision: None,
+    prefix: false,
     cap_bytes: None,
     slots_max: None,
     tokenizer_bytes: 0,

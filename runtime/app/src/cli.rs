@@ -43,7 +43,7 @@ pub enum Command {
     Chat(ChatArgs),
     /// Show what a model needs in memory, line by line, without running it
     Plan(PlanArgs),
-    /// Show that cap, cache, prediction, threads and chunks do not change a bit of the result
+    /// Show that cap, cache, prediction, threads, chunks and a saved state do not change a bit of the result
     Verify(VerifyArgs),
     /// Look at the bundled pictures with the bundled model
     Demo(DemoArgs),

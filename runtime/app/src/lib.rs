@@ -9,6 +9,7 @@ pub mod commands;
 pub mod error;
 pub mod model;
 pub mod prompt;
+pub mod reader;
 pub mod session;
 pub mod template;
 pub mod tokenizer;

@@ -36,7 +36,8 @@ const DECODE_BYTES_PER_PIXEL: u64 = 11;
 pub const TEMPLATE_BYTES: u64 = 1 << 20;
 
 /// Heap that tokenizing takes for each byte of text: 54 were measured for letters that normalizing takes apart, 32 for
-/// words, 7 for sentences (`tests/tests/tokenizer_size.rs`). The rest is for copies of the text on its way there.
+/// words, 7 for sentences (`tests/tests/tokenizer_size.rs`). The rest is for copies of the text on its way there, and for the
+/// tokens that come of it.
 pub const ENCODE_BYTES_PER_BYTE: u64 = 96;
 
 /// A model file, understood but not loaded.
@@ -227,6 +228,7 @@ impl Model {
             chunk: args.chunk.into(),
             kv: KvType::from(args.kv),
             vision: vision.map(|v| VisionOptions { residency: args.vision_residency.into(), ..v }),
+            prefix: false,
             cap_bytes: args.memory.or_else(default_cap),
             slots_max: args.slots,
             tokenizer_bytes: self.tokenizer_bytes(context),

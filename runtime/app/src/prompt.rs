@@ -63,6 +63,16 @@ pub struct Prompt {
     pub positions: Positions,
 }
 
+impl Prompt {
+    /// Tokens at the beginning that are the same in `other`, positions included.
+    pub fn common(&self, other: &Self) -> usize {
+        let (p, q) = (&self.positions, &other.positions);
+        let same =
+            |i: &usize| self.ids[*i] == other.ids[*i] && (p.t[*i], p.h[*i], p.w[*i]) == (q.t[*i], q.h[*i], q.w[*i]);
+        (0..self.ids.len().min(other.ids.len())).take_while(same).count()
+    }
+}
+
 /// Why a prompt could not be built.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PromptError {

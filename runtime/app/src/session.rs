@@ -3,15 +3,17 @@
 use crate::cli::{SampleArgs, VisionArgs};
 use crate::error::AppError;
 use crate::model::{Model, text_bytes_max};
-use crate::prompt::{Visual, VisualGrid};
+use crate::prompt::{Prompt, Visual, VisualGrid};
+use crate::reader::{PictureId, Reader};
 use crate::template::Conversation;
 use crate::tokenizer::Stream;
 use forerun_camera::picture::{Limits, PictureError, Rgb, dimensions};
 use forerun_camera::resize::crops;
+use forerun_engine::Observer;
 use forerun_engine::ports::Storage;
+use forerun_engine::positions::TokenType;
 use forerun_engine::sampler::{Sampler, Sampling};
 use forerun_engine::slicing::{Detail, plan};
-use forerun_engine::{CropPixels, Engine, Input, NoObserver, Observer};
 use forerun_linux::sys;
 use serde_json::{Value, json};
 use std::io::Read;
@@ -105,6 +107,8 @@ pub struct Answer {
     pub finish_reason: &'static str,
     /// Tokens of the prompt, visual ones included.
     pub prompt_tokens: usize,
+    /// Of these, the ones whose state was there and was not computed again.
+    pub cached_tokens: usize,
     /// Times.
     pub timings: Timings,
 }
@@ -128,6 +132,17 @@ pub enum Piece<'a> {
 /// Takes the pieces of an answer as they come; an error ends the answer.
 pub type Emit<'a> = dyn FnMut(Piece<'_>) -> Result<(), AppError> + 'a;
 
+/// With what of this prompt the next one begins, too. The state after it is saved if the plan has room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fixed {
+    /// With nothing that is known.
+    Nothing,
+    /// With all messages: an answer and another message follow.
+    Messages,
+    /// With what comes before this picture, counted from 0: another one takes its place.
+    BeforePicture(usize),
+}
+
 /// A conversation so far.
 pub struct Session<'m> {
     model: &'m Model,
@@ -136,13 +151,15 @@ pub struct Session<'m> {
     pub messages: Vec<Value>,
     /// Pictures of the messages, in their order.
     pub pictures: Vec<PathBuf>,
+    /// What of it stays.
+    pub fixed: Fixed,
 }
 
 impl<'m> Session<'m> {
     /// An empty conversation, or one that begins with `system`.
     pub fn new(model: &'m Model, look: Look, system: Option<&str>) -> Self {
         let messages = system.map(|s| json!({"role": "system", "content": s})).into_iter().collect();
-        Self { model, look, messages, pictures: Vec::new() }
+        Self { model, look, messages, pictures: Vec::new(), fixed: Fixed::Nothing }
     }
 
     /// `(width, height)` of the picture `path`, if it is one that can be shown as far as its header tells.
@@ -163,30 +180,69 @@ impl<'m> Session<'m> {
         Ok((width, height))
     }
 
-    /// Shows a picture to the vision tower.
-    fn see<S: Storage>(&self, engine: &mut Engine<'_, S>, path: &Path) -> Result<VisualGrid, AppError> {
+    /// Shows picture `i` to the vision tower, unless it is the one that `reader` has there.
+    fn see<S: Storage>(&self, reader: &mut Reader<'_, '_, S>, i: usize) -> Result<VisualGrid, AppError> {
+        let path = self.pictures[i].as_path();
         let params = self.model.slicing(&self.look)?;
         let bytes = read_picture(path, self.look.file_bytes_max)?;
+        let id = PictureId::new(&bytes, self.look.detail, params.max_slices);
+        if let Some(grid) = reader.knows(i, &id) {
+            return Ok(grid.clone());
+        }
+        reader.keep_pictures(i);
         let wrong = |error| AppError::Picture { path: path.into(), error };
         let picture = Rgb::decode(&bytes, Limits { pixels_max: self.look.pixels_max }).map_err(wrong)?;
         let plan = plan(picture.width, picture.height, &params, self.look.detail)
             .map_err(|error| AppError::Slicing { path: path.into(), error })?;
         let pixels = crops(&picture, &plan).map_err(wrong)?;
         drop((bytes, picture));
-        for (crop, rgb) in plan.crops().zip(&pixels) {
-            let crop_pixels = CropPixels { rows: crop.rows as usize, cols: crop.cols as usize, rgb: &rgb.pixels };
-            engine.see(crop_pixels, self.look.detail, &mut NoObserver)?;
-        }
-        Ok(VisualGrid::from(&plan))
+        Ok(reader.see(id, &plan, &pixels)?)
     }
 
-    /// Answers the conversation, giving words to `emit` as they come and everything else to `observer`.
+    /// The prompt, with or without the beginning of an answer.
+    fn prompt(&self, visuals: &[Visual], think: bool, answer: bool, context: usize) -> Result<Prompt, AppError> {
+        let text = self.model.template.render(&Conversation {
+            messages: &self.messages,
+            tools: &[],
+            enable_thinking: Some(think),
+            add_generation_prompt: answer,
+        })?;
+        let (found, max) = (text.len(), text_bytes_max(context));
+        if found > max {
+            return Err(AppError::TextTooLong { found, max, context });
+        }
+        Ok(self.model.prompts.build(&self.model.tokenizer, &text, visuals, self.look.detail.merge())?)
+    }
+
+    /// Tokens at the beginning of `prompt` that stay; 0 if their state cannot be saved.
+    fn fixed<S: Storage>(
+        &self,
+        reader: &Reader<'_, '_, S>,
+        prompt: &Prompt,
+        visuals: &[Visual],
+        think: bool,
+    ) -> Result<usize, AppError> {
+        if !reader.engine().can_save() {
+            return Ok(0);
+        }
+        Ok(match self.fixed {
+            Fixed::Nothing => 0,
+            Fixed::Messages => prompt.common(&self.prompt(visuals, think, false, reader.engine().context())?),
+            Fixed::BeforePicture(i) => {
+                let placeholders = prompt.types.iter().enumerate().filter(|(_, t)| **t != TokenType::Text);
+                placeholders.map(|(at, _)| at).nth(reader.features(i)).unwrap_or(0)
+            }
+        })
+    }
+
+    /// Answers the conversation, giving words to `emit` as they come and everything else to `observer`. What the state of
+    /// `reader` holds of it is not computed again.
     ///
     /// # Errors
     /// If a picture or the prompt is not usable, it does not fit, or storage fails; and those of `emit`.
     pub fn answer<S: Storage>(
         &self,
-        engine: &mut Engine<'_, S>,
+        reader: &mut Reader<'_, '_, S>,
         args: &SampleArgs,
         observer: &mut dyn Observer,
         emit: &mut Emit<'_>,
@@ -194,28 +250,18 @@ impl<'m> Session<'m> {
         let start = Instant::now();
         let ms = |from: Instant| from.elapsed().as_secs_f64() * 1e3;
         self.model.prompts.check_text(&self.messages, &[])?;
-        engine.reset();
         let mut visuals = Vec::new();
-        for path in &self.pictures {
-            visuals.push(Visual::Image(self.see(engine, path)?));
+        for i in 0..self.pictures.len() {
+            visuals.push(Visual::Image(self.see(reader, i)?));
         }
+        reader.keep_pictures(visuals.len());
         let mut timings = Timings { vision_ms: ms(start), ..Timings::default() };
 
-        let text = self.model.template.render(&Conversation {
-            messages: &self.messages,
-            tools: &[],
-            enable_thinking: Some(args.think),
-            add_generation_prompt: true,
-        })?;
-        let (found, max) = (text.len(), text_bytes_max(engine.context()));
-        if found > max {
-            return Err(AppError::TextTooLong { found, max, context: engine.context() });
-        }
-        let prompt = self.model.prompts.build(&self.model.tokenizer, &text, &visuals, self.look.detail.merge())?;
-        let n = prompt.ids.len();
-        let p = &prompt.positions;
+        let context = reader.engine().context();
+        let prompt = self.prompt(&visuals, args.think, true, context)?;
+        let fixed = self.fixed(reader, &prompt, &visuals, args.think)?;
         let prefill = Instant::now();
-        engine.run(Input { ids: &prompt.ids, positions: [&p.t, &p.h, &p.w] }, observer)?;
+        let cached_tokens = reader.read(&prompt, fixed, observer)?;
         timings.prefill_ms = ms(prefill);
 
         let defaults = self.model.config.sampling;
@@ -228,12 +274,12 @@ impl<'m> Session<'m> {
         let mut sampler = Sampler::new(settings, self.model.config.text.vocab);
         let ids = &self.model.config.tokens;
         // Room for the longest answer, so that no step allocates.
-        let mut words = Words::new(self.model, args.think, max);
-        let mut tokens = Vec::with_capacity(args.max_tokens.min(engine.context() - engine.len() + 1));
+        let mut words = Words::new(self.model, args.think, text_bytes_max(context));
+        let mut tokens = Vec::with_capacity(args.max_tokens.min(context - reader.engine().len() + 1));
         let mut finish_reason = "length";
         let decode = Instant::now();
         while tokens.len() < args.max_tokens {
-            let next = sampler.sample(engine.logits(), &[ids.image, ids.video]);
+            let next = sampler.sample(reader.engine().logits(), &[ids.image, ids.video]);
             tokens.push(next);
             if tokens.len() == 1 {
                 timings.first_token_ms = ms(start);
@@ -243,16 +289,17 @@ impl<'m> Session<'m> {
                 break;
             }
             words.push(next, emit)?;
-            if tokens.len() == args.max_tokens || engine.len() == engine.context() {
+            let len = reader.engine().len();
+            if tokens.len() == args.max_tokens || len == context {
                 break;
             }
             // Positions of a prompt are at most its length, so the sum is a small non-negative number.
-            let at = [(engine.len() as i64 + p.delta).max(0) as u32];
-            engine.run(Input { ids: &[next], positions: [&at; 3] }, observer)?;
+            reader.step(next, (len as i64 + prompt.positions.delta).max(0) as u32, observer)?;
         }
         timings.decode_ms = ms(decode);
         let (text, thinking) = words.finish(emit)?;
-        Ok(Answer { text, thinking: args.think.then_some(thinking), tokens, finish_reason, prompt_tokens: n, timings })
+        let (thinking, prompt_tokens) = (args.think.then_some(thinking), prompt.ids.len());
+        Ok(Answer { text, thinking, tokens, finish_reason, prompt_tokens, cached_tokens, timings })
     }
 }
 

@@ -8,6 +8,7 @@ use common::group::Group;
 use common::{
     Outcome, Scratch, TIME_LIMIT, ask, finish, finish_within, forerun, ids, run, tests, tiny_dense, tiny_moe,
 };
+use forerun::model::Model;
 use serde_json::Value;
 use std::path::PathBuf;
 
@@ -91,6 +92,7 @@ fn json_says_what_was_said_and_how() {
     assert_eq!(o["completion_tokens"], tokens.len());
     assert_eq!(o["finish_reason"], "stop");
     assert!(o["prompt_tokens"].as_u64().unwrap() > 8);
+    assert_eq!(o["prompt_tokens_details"]["cached_tokens"], 0, "there was none before");
     for time in ["load_ms", "vision_ms", "prefill_ms", "time_to_first_token_ms", "decode_ms", "tokens_per_second"] {
         assert!(o["timings"][time].as_f64().is_some_and(|t| t >= 0.0), "{time}: {o}");
     }
@@ -200,6 +202,12 @@ fn a_chat_remembers() {
     // The golden conversation of text_04, turn by turn.
     let o = chat("Hello!\nWhich day comes after Monday?\n", "");
     assert_eq!(o.success().stdout, "Hello! How can I help you?\nAfter Monday comes Tuesday.\n");
+    // The first message and what was before it, up to the answer, are not read again.
+    let lines: Vec<_> = o.stderr.lines().filter(|l| l.contains(" prompt tokens")).collect();
+    let [first, second] = lines[..] else { panic!("{o:?}") };
+    let start = "<|im_start|>user\nHello!<|im_end|>\n";
+    let start = Model::open(&tiny_moe()).expect("model").tokenizer.encode(start).expect("tokens").len();
+    assert!(!first.contains("cached") && second.contains(&format!("({start} cached)")), "{o:?}");
     // A prompt with its history is longer than one without; /clear forgets it.
     let prompt_tokens = |o: &Outcome| -> Vec<u32> {
         let lines = o.stderr.lines().filter_map(|l| l.split_once(" prompt tokens"));
@@ -291,7 +299,7 @@ fn a_plan_adds_up() {
 fn a_plan_for_scripts_keeps_its_names() {
     let keys = "model file_bytes cap_bytes total_bytes enforced cgroup_limit_bytes lines vision_residency context chunk kv \
                 expert_slots expert_slot_bytes experts";
-    let lines = "text weights,vision weights,vision window,KV cache,delta-rule state,activations,visual features,pictures,I/O buffers,\
+    let lines = "text weights,vision weights,vision window,KV cache,delta-rule state,prefix state,activations,visual features,pictures,I/O buffers,\
                  tokenizer,program,page tables,expert directory,expert slots";
     let doc = std::fs::read_to_string(tests("../docs/memory.md")).expect("docs/memory.md");
     for model in [tiny_moe(), tiny_dense()] {

@@ -81,6 +81,7 @@ fn the_35b_model_is_planned_within_3_gib() {
     let gained = slots - resident["expert_slots"].as_u64().expect("slots");
     println!("{slots} slots streamed, {gained} fewer resident");
     assert!((displaced - 12..=displaced - 8).contains(&gained), "{gained} slots for {displaced}");
+    assert_eq!(p["lines"]["prefix state"], p["lines"]["delta-rule state"], "a copy");
     // Without pictures there is room for more experts, and a smaller cap has fewer.
     assert!(plan(&path, "--text-only")["expert_slots"].as_u64() > Some(slots + 10), "{p}");
     assert!(plan(&path, "--context 16384")["expert_slots"].as_u64() < Some(slots), "{p}");

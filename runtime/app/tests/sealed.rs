@@ -1,5 +1,5 @@
-//! Allocation is sealed once an engine is made: a crop, a prefill chunk, a decode step with its sampling and its words take
-//! nothing from the heap, counted by the allocator itself over all threads.
+//! Allocation is sealed once an engine is made: a crop, a prefill chunk that saves the state, going back to it, a decode step
+//! with its sampling and its words take nothing from the heap, counted by the allocator itself over all threads.
 //!
 //! Without the test harness, whose thread allocates when a test takes long.
 
@@ -8,7 +8,8 @@ mod common;
 use common::{tests, tiny_dense, tiny_moe};
 use forerun::cli::SampleArgs;
 use forerun::model::{Model, Setup};
-use forerun::session::{Look, Session, user_message};
+use forerun::reader::Reader;
+use forerun::session::{Fixed, Look, Session, user_message};
 use forerun_engine::plan::{KvType, Options, Residency, VisionOptions};
 use forerun_engine::ports::Workers;
 use forerun_engine::sampler::{Sampler, Sampling};
@@ -55,6 +56,7 @@ fn main() {
                     chunk: 16,
                     kv,
                     vision: Some(VisionOptions { residency, ..vision }),
+                    prefix: true,
                     cap_bytes: None,
                     slots_max: Some(slots),
                     tokenizer_bytes: 0,
@@ -116,13 +118,17 @@ fn steps(model: &Model, setup: &Setup) {
                 ids.extend(std::iter::repeat_n(c.tokens.image, seen));
                 ids.extend((0..9).map(word));
                 let n = ids.len();
-                sealed("prefill", setup, || engine.run(Input { ids: &ids, positions: at(0, n) }, &mut NoObserver))?;
+                let input = Input { ids: &ids, positions: at(0, n) };
+                sealed("prefill", setup, || engine.run_saving(input, Some(37), &mut NoObserver))?;
                 for i in 0..12 {
                     let sampler = &mut samplers[i % 3];
                     let next = sealed("sampling", setup, || sampler.sample(engine.logits(), &banned));
                     let input = Input { ids: &[next], positions: at(n + i, 1) };
                     sealed("a decode step", setup, || engine.run(input, &mut NoObserver))?;
                 }
+                sealed("going back", setup, || engine.rewind());
+                let input = Input { ids: &ids[37..], positions: at(37, n - 37) };
+                sealed("prefill after going back", setup, || engine.run(input, &mut NoObserver))?;
             }
             let counters = engine.counters();
             if counters.hits + counters.misses > 0 {
@@ -145,6 +151,7 @@ fn words(path: &Path) {
         chunk: 16,
         kv: KvType::F16,
         vision: Some(model.vision_options(&look).expect("vision")),
+        prefix: true,
         cap_bytes: None,
         slots_max: Some(64),
         tokenizer_bytes: 0,
@@ -152,6 +159,7 @@ fn words(path: &Path) {
     let setup = Setup { options, threads: 2, io: IoChoice::Auto, tuning: Tuning::default() };
     let mut session = Session::new(&model, look, None);
     session.messages.push(user_message(1, "What is in the picture?"));
+    session.fixed = Fixed::Messages;
     session.pictures.push(tests("demo/scene_083.png"));
     for (think, temperature) in [(false, 0.0), (true, 0.0), (false, 1.0)] {
         let args =
@@ -163,7 +171,11 @@ fn words(path: &Path) {
             (pieces, calls) = (pieces + 1, c.allocations + c.reallocations);
             Ok(())
         };
-        let answer = model.with_engine(&setup, |s| s, |e, _| session.answer(e, &args, &mut NoObserver, &mut emit));
+        let answer = model.with_engine(
+            &setup,
+            |s| s,
+            |e, _| session.answer(&mut Reader::new(e), &args, &mut NoObserver, &mut emit),
+        );
         let answer = answer.expect("an answer");
         assert!(pieces > 3, "{answer:?}");
         assert_eq!(calls, 0, "calls to the allocator between the first word and the last of {answer:?}");

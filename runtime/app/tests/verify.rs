@@ -15,6 +15,7 @@ struct Row {
     hits: u64,
     misses: u64,
     predicted: u64,
+    saved: bool,
     hash: String,
 }
 
@@ -23,15 +24,22 @@ fn rows(table: &str) -> Vec<Row> {
     let names: Vec<_> = lines.next().expect("a header").split_whitespace().collect();
     assert_eq!(
         names,
-        ["slots", "prediction", "threads", "io", "chunk", "vision", "hits", "misses", "predicted", "hash"]
+        ["slots", "prediction", "threads", "io", "chunk", "vision", "state", "hits", "misses", "predicted", "hash"]
     );
     let rows = lines.take_while(|l| l.starts_with(|c: char| c.is_ascii_digit())).map(|line| {
         let cells: Vec<_> = line.split_whitespace().collect();
         let number = |i: usize| cells[i].parse().unwrap_or_else(|e| panic!("{e}: {line}"));
         assert_eq!(cells.len(), names.len(), "{line}");
-        let predicted = number(8);
+        let predicted = number(9);
         assert!(predicted == 0 || cells[1] == "on", "predicted without prediction: {line}");
-        Row { slots: number(0), hits: number(6), misses: number(7), predicted, hash: cells[9].into() }
+        Row {
+            slots: number(0),
+            hits: number(7),
+            misses: number(8),
+            predicted,
+            saved: cells[6] == "saved",
+            hash: cells[10].into(),
+        }
     });
     rows.collect()
 }
@@ -53,6 +61,7 @@ fn one_hash_whatever_the_setting_under_every_variant() {
             let o = verify(set.name, &tiny_moe(), "8", more);
             let rows = rows(&o.success().stdout);
             assert_eq!(rows.len(), 12, "{o:?}");
+            assert_eq!(rows.iter().filter(|r| r.saved).count(), 6, "{}", o.stdout);
             assert!(rows.iter().all(|r| r.hash == rows[0].hash && r.hash.len() == 16), "{}: {}", set.name, o.stdout);
             assert!(o.stdout.ends_with(&format!("lossless: one hash {} over 12 runs\n", rows[0].hash)), "{}", o.stdout);
             // The runs are different ones: with room for all experts few are read, at the floor many.

@@ -10,6 +10,10 @@ pub(crate) struct State<'a> {
     pub delta: &'a mut [f32],
     /// `(delta layers, conv_width - 1, channels)`: inputs before the convolution, oldest first.
     pub conv: &'a mut [f32],
+    /// Copy of `delta`; empty if the plan has no room for a saved state.
+    pub saved_delta: &'a mut [f32],
+    /// Copy of `conv`; empty likewise.
+    pub saved_conv: &'a mut [f32],
     /// `(visual tokens, hidden)`.
     pub features: &'a mut [f32],
     /// `(vocab)`, of the last token.
@@ -26,6 +30,8 @@ impl<'a> State<'a> {
             kv: cut.take(s.kv),
             delta: cut.take(s.delta),
             conv: cut.take(s.conv),
+            saved_delta: cut.take(s.saved_delta),
+            saved_conv: cut.take(s.saved_conv),
             features: cut.take(s.features),
             logits: cut.take(s.logits),
             work: cut.take(s.work),

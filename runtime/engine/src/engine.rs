@@ -6,126 +6,18 @@
 use crate::buffers::{State, TextScratch};
 use crate::cache::{ExpertCache, Shape};
 use crate::config::Config;
+pub use crate::error::EngineError;
 use crate::exec::Exec;
 use crate::lookahead::Recall;
 use crate::moe::{Moe, SumOrder};
 use crate::plan::{KvType, Plan, TextSizes};
-use crate::ports::{Clock, ReadError, Storage, Workers};
+use crate::ports::{Clock, Storage, Workers};
+use crate::prefix::Reach;
 use crate::stream::Window;
 use crate::text;
-use crate::weights::{VisionName, Weights};
+use crate::weights::Weights;
 use alloc::vec::Vec;
-use core::fmt;
 use forerun_kernels::{KernelSet, dequantize_row};
-
-/// Why a step failed. The engine can be [`Engine::reset`] and used again after any of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EngineError {
-    /// The tokens do not fit the context.
-    ContextFull {
-        /// Tokens there would be.
-        need: usize,
-        /// Tokens that fit.
-        context: usize,
-    },
-    /// A token is not in the vocabulary.
-    Token(u32),
-    /// Placeholders and visual features do not match.
-    Features {
-        /// Placeholder tokens.
-        placeholders: usize,
-        /// Features computed.
-        features: usize,
-    },
-    /// A crop does not fit the plan, or its sides do not suit the mode.
-    Crop {
-        /// Patches from top to bottom.
-        rows: usize,
-        /// Patches from left to right.
-        cols: usize,
-    },
-    /// An expert could not be read.
-    Expert {
-        /// Layer.
-        layer: usize,
-        /// Expert in that layer.
-        expert: usize,
-        /// Its offset in the file.
-        offset: u64,
-        /// Why.
-        error: ReadError,
-    },
-    /// An expert was read twice and differs from its checksum.
-    Checksum {
-        /// Layer.
-        layer: usize,
-        /// Expert in that layer.
-        expert: usize,
-        /// Its offset in the file.
-        offset: u64,
-        /// CRC32C of what was read.
-        found: u32,
-        /// CRC32C that the file's header gives.
-        expected: u32,
-    },
-    /// A tensor of the vision tower could not be read while it was streamed.
-    VisionRead {
-        /// The tensor, the first of those that were read together.
-        tensor: VisionName,
-        /// Why.
-        error: ReadError,
-    },
-    /// A tensor of the vision tower was streamed twice and differs from its checksum.
-    VisionChecksum {
-        /// The tensor.
-        tensor: VisionName,
-        /// CRC32C of what was read.
-        found: u32,
-        /// CRC32C that the file's header gives.
-        expected: u32,
-    },
-    /// An embedding row could not be read.
-    Embedding {
-        /// Token.
-        token: u32,
-        /// Why.
-        error: ReadError,
-    },
-}
-
-impl fmt::Display for EngineError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::ContextFull { need, context } => write!(
-                f,
-                "{need} tokens do not fit the context of {context}: raise --context, shorten the prompt, or use fewer pictures or --detail 16x"
-            ),
-            Self::Token(t) => write!(f, "token {t} is not in the vocabulary"),
-            Self::Features { placeholders, features } => {
-                write!(
-                    f,
-                    "{placeholders} visual placeholders for {features} visual tokens: does the prompt contain a placeholder as text?"
-                )
-            }
-            Self::Crop { rows, cols } => write!(f, "a crop of {rows} x {cols} patches does not fit the plan"),
-            Self::Expert { layer, expert, offset, error } => {
-                write!(f, "expert {expert} of layer {layer} at offset {offset}: {error}")
-            }
-            Self::Checksum { layer, expert, offset, found, expected } => write!(
-                f,
-                "expert {expert} of layer {layer} at offset {offset}: checksum {found:08x}, expected {expected:08x}: re-copy the model \
-                 file or run 'forerun-quant inspect' on it"
-            ),
-            Self::VisionRead { tensor, error } => write!(f, "tensor {tensor}: {error}"),
-            Self::VisionChecksum { tensor, found, expected } => {
-                write!(f, "tensor {tensor}: checksum {found:08x}, expected {expected:08x}: re-copy the model file")
-            }
-            Self::Embedding { token, error } => write!(f, "embedding of token {token}: {error}"),
-        }
-    }
-}
-
-impl core::error::Error for EngineError {}
 
 /// What the expert cache and the lookahead did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -158,6 +50,8 @@ pub struct Counters {
     pub device_bytes_per_s: u64,
     /// Tokens computed.
     pub tokens: u64,
+    /// Crops that went through the vision tower.
+    pub crops: u64,
 }
 
 /// Hears what happens inside a step. Every method does nothing unless replaced.
@@ -260,12 +154,18 @@ pub struct Engine<'a, S: Storage> {
     pub(crate) context: usize,
     chunk: usize,
     pub(crate) patches_max: usize,
-    /// Tokens in the state.
-    len: usize,
-    /// Visual features in the buffer, and how many of them the prompt has used.
+    /// Tokens in the state, and visual features they used.
+    pub(crate) reach: Reach,
+    /// Those of the saved state.
+    pub(crate) saved: Option<Reach>,
+    /// Whether there is room for one.
+    pub(crate) saves: bool,
+    /// Whether a chunk failed and its reads may still be under way.
+    torn: bool,
+    /// Visual features in the buffer.
     pub(crate) features: usize,
-    features_used: usize,
     tokens: u64,
+    pub(crate) crops: u64,
 }
 
 impl<'a, S: Storage> Engine<'a, S> {
@@ -316,10 +216,13 @@ impl<'a, S: Storage> Engine<'a, S> {
             context: plan.options.context,
             chunk: plan.options.chunk,
             patches_max: plan.patches_max,
-            len: 0,
+            reach: Reach::default(),
+            saved: None,
+            saves: plan.options.prefix,
+            torn: false,
             features: 0,
-            features_used: 0,
             tokens: 0,
+            crops: 0,
         };
         e.reset();
         e
@@ -377,11 +280,16 @@ impl<'a, S: Storage> Engine<'a, S> {
         window.settle(&mut self.storage, &w.order)
     }
 
-    /// Forgets all tokens and visual features. Experts stay in their slots.
+    /// Forgets all tokens, the saved state and visual features. Experts stay in their slots.
     pub fn reset(&mut self) {
-        self.state.delta.fill(0.0);
-        self.state.conv.fill(0.0);
-        (self.len, self.features, self.features_used) = (0, 0, 0);
+        self.forget();
+        self.features = 0;
+        self.abandon();
+    }
+
+    /// Lets go of what a failed chunk had asked for.
+    fn abandon(&mut self) {
+        self.torn = false;
         if let Some(m) = &mut self.moe {
             m.abandon(&mut self.storage);
         }
@@ -389,12 +297,12 @@ impl<'a, S: Storage> Engine<'a, S> {
 
     /// Tokens in the state.
     pub fn len(&self) -> usize {
-        self.len
+        self.reach.len
     }
 
     /// Whether no token is in the state.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.reach.len == 0
     }
 
     /// Tokens that fit.
@@ -404,7 +312,8 @@ impl<'a, S: Storage> Engine<'a, S> {
 
     /// Counts since the engine was made.
     pub fn counters(&self) -> Counters {
-        Counters { tokens: self.tokens, ..self.moe.as_ref().map_or_else(Counters::default, |m| m.counters) }
+        let of_experts = self.moe.as_ref().map_or_else(Counters::default, |m| m.counters);
+        Counters { tokens: self.tokens, crops: self.crops, ..of_experts }
     }
 
     /// Logits of the last token `(vocab)`.
@@ -420,81 +329,133 @@ impl<'a, S: Storage> Engine<'a, S> {
     /// Computes `input` after the tokens that are already there, chunk by chunk, and leaves the logits of its last token.
     ///
     /// # Errors
-    /// If it does not fit, a token is unknown, or an expert or row cannot be read.
+    /// If it does not fit, a token is unknown, or placeholders have no features; the state is then as it was. If an expert
+    /// or row cannot be read or is damaged; the state is then the saved one, or empty if nothing is saved.
     ///
     /// # Panics
     /// If ids and positions differ in length.
     pub fn run(&mut self, input: Input<'_>, observer: &mut dyn Observer) -> Result<(), EngineError> {
+        self.run_saving(input, None, observer)
+    }
+
+    /// [`Engine::run`] that saves the state after the first `save` tokens of `input` on the way, in place of what was saved
+    /// before. Saves nothing if the plan has no room.
+    ///
+    /// # Errors
+    /// Those of [`Engine::run`]. If the failed chunk was the one to save in, nothing is saved any more.
+    ///
+    /// # Panics
+    /// If ids and positions differ in length, or `save` is over that.
+    pub fn run_saving(
+        &mut self,
+        input: Input<'_>,
+        save: Option<usize>,
+        observer: &mut dyn Observer,
+    ) -> Result<(), EngineError> {
         let n = input.ids.len();
         assert!(input.positions.iter().all(|p| p.len() == n), "a position for each token");
-        let need = self.len + n;
+        assert!(save.is_none_or(|k| k <= n), "saved within the input");
+        let save = save.filter(|_| self.saves);
+        let need = self.reach.len + n;
         if need > self.context {
             return Err(EngineError::ContextFull { need, context: self.context });
         }
         if let Some(&t) = input.ids.iter().find(|&&t| t as usize >= self.config.text.vocab) {
             return Err(EngineError::Token(t));
         }
-        let ids = &self.config.tokens;
-        let placeholders = input.ids.iter().filter(|&&t| t == ids.image || t == ids.video).count();
-        if placeholders > 0 && self.features_used + placeholders > self.features {
-            return Err(EngineError::Features { placeholders, features: self.features - self.features_used });
+        let placeholders = self.visual(input.ids);
+        if placeholders > 0 && self.reach.features + placeholders > self.features {
+            return Err(EngineError::Features { placeholders, features: self.features - self.reach.features });
+        }
+        if self.torn {
+            self.abandon();
         }
         self.settle()?;
         for start in (0..n).step_by(self.chunk) {
             let end = (start + self.chunk).min(n);
             let last = end == n;
-            self.chunk(
-                Input { ids: &input.ids[start..end], positions: input.positions.map(|p| &p[start..end]) },
-                last,
-                observer,
-            )?;
+            // The chunk that has the last token to save; the first one if that was there before.
+            let here = save.filter(|&k| (start < k || start == 0) && k <= end).map(|k| k - start);
+            let part = Input { ids: &input.ids[start..end], positions: input.positions.map(|p| &p[start..end]) };
+            if let Err(e) = self.chunk(part, here, last, observer) {
+                // Its reads are let go of when more is computed: the device may be why it failed, and not answer now.
+                self.torn = true;
+                self.rewind();
+                return Err(e);
+            }
         }
         Ok(())
     }
 
-    fn chunk(&mut self, input: Input<'_>, last: bool, observer: &mut dyn Observer) -> Result<(), EngineError> {
+    fn chunk(
+        &mut self,
+        input: Input<'_>,
+        save: Option<usize>,
+        last: bool,
+        observer: &mut dyn Observer,
+    ) -> Result<(), EngineError> {
         let n = input.ids.len();
         let h = self.config.text.hidden;
+        let saved = save
+            .map(|k| Reach { len: self.reach.len + k, features: self.reach.features + self.visual(&input.ids[..k]) });
+        if saved.is_some() {
+            // Until all layers have copied theirs.
+            self.saved = None;
+        }
         // Taken out so that the buffers inside can be borrowed beside the rest of the state; put back below.
         let work = core::mem::take(&mut self.state.work);
         let mut s = TextScratch::carve(&mut *work, &self.text_sizes);
         let result = self.embed(input.ids, &mut s.x[..n * h]).and_then(|()| {
             text::rope_table(&self.config.text, input.positions, s.rope);
-            self.layers(n, &mut s, observer)?;
+            self.layers(n, save, &mut s, observer)?;
             self.logits_of(n, last, &mut s, observer);
             Ok(())
         });
         self.state.work = work;
         result?;
-        self.len += n;
+        self.reach.len += n;
         self.tokens += n as u64;
+        self.saved = saved.or(self.saved);
         Ok(())
     }
 
-    fn layers(&mut self, n: usize, s: &mut TextScratch<'_>, observer: &mut dyn Observer) -> Result<(), EngineError> {
+    /// Placeholders among `ids`.
+    fn visual(&self, ids: &[u32]) -> usize {
+        let t = &self.config.tokens;
+        ids.iter().filter(|&&id| id == t.image || id == t.video).count()
+    }
+
+    /// All layers for `n` tokens; the state after the first `save` of them is saved.
+    fn layers(
+        &mut self,
+        n: usize,
+        save: Option<usize>,
+        s: &mut TextScratch<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<(), EngineError> {
         let h = self.config.text.hidden;
         let (mut attention, mut delta) = (0, 0);
         for (l, layer) in self.weights.layers.iter().enumerate() {
-            observer.hidden(l, self.len, &s.x[..n * h]);
+            observer.hidden(l, self.reach.len, &s.x[..n * h]);
             text::norm(self, layer.attn_norm, n, s);
-            text::mixer(self, layer, self.len, n, (&mut attention, &mut delta), s);
+            text::mixer(self, layer, self.reach.len, n, save, (&mut attention, &mut delta), s);
             if let Some(m) = &mut self.moe {
                 m.pump(&mut self.storage)?;
             }
             self.exec.each_row(&mut s.x[..n * h], h, |t, row| (self.exec.ks.axpy)(1.0, &s.out[t * h..][..h], row));
             text::norm(self, layer.ffn_norm, n, s);
-            observer.router_input(l, self.len, &s.norm[..n * h]);
+            observer.router_input(l, self.reach.len, &s.norm[..n * h]);
             match (&layer.ffn, &mut self.moe) {
                 (crate::weights::FfnWeights::Dense(w), _) => text::dense(&self.exec, self.resident, w, n, s),
                 (crate::weights::FfnWeights::Moe { .. }, Some(moe)) => {
-                    moe.layer(&self.exec, self.resident, &mut self.storage, l, self.len, n, s, observer)?;
+                    moe.layer(&self.exec, self.resident, &mut self.storage, l, self.reach.len, n, s, observer)?;
                 }
                 // `new` makes a mixture for every configuration that has one.
                 (crate::weights::FfnWeights::Moe { .. }, None) => unreachable!("experts without a mixture"),
             }
             self.exec.each_row(&mut s.x[..n * h], h, |t, row| (self.exec.ks.axpy)(1.0, &s.out[t * h..][..h], row));
         }
-        observer.hidden(self.weights.layers.len(), self.len, &s.x[..n * h]);
+        observer.hidden(self.weights.layers.len(), self.reach.len, &s.x[..n * h]);
         if let Some(m) = &mut self.moe {
             m.end_tokens(n);
         }
@@ -514,7 +475,7 @@ impl<'a, S: Storage> Engine<'a, S> {
         for t in first..n {
             let mut p = crate::exec::Products { turned: s.turned, q8: s.q8 };
             self.exec.matmul(head, head.bytes(self.resident), &s.norm[t * h..][..h], &mut p, self.state.logits);
-            observer.logits(self.len + t, self.state.logits);
+            observer.logits(self.reach.len + t, self.state.logits);
         }
     }
 
@@ -525,8 +486,8 @@ impl<'a, S: Storage> Engine<'a, S> {
         let tokens = &self.config.tokens;
         for (&id, x) in ids.iter().zip(x.chunks_exact_mut(h)) {
             if id == tokens.image || id == tokens.video {
-                x.copy_from_slice(&self.state.features[self.features_used * h..][..h]);
-                self.features_used += 1;
+                x.copy_from_slice(&self.state.features[self.reach.features * h..][..h]);
+                self.reach.features += 1;
                 continue;
             }
             let at = offset + u64::from(id) * self.row.len() as u64;

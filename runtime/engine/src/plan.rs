@@ -41,6 +41,8 @@ pub struct Options {
     pub kv: KvType,
     /// Room for pictures; `None` for text alone.
     pub vision: Option<VisionOptions>,
+    /// Room to save the state after a prefix, which prompts that begin with it need not compute again.
+    pub prefix: bool,
     /// Most bytes the process may be charged with; `None` takes what all experts need.
     pub cap_bytes: Option<u64>,
     /// Most expert slots to take, whatever the cap allows.
@@ -194,6 +196,8 @@ pub(crate) struct Sizes {
     pub kv: usize,
     pub delta: usize,
     pub conv: usize,
+    pub saved_delta: usize,
+    pub saved_conv: usize,
     pub features: usize,
     pub logits: usize,
     pub work: usize,
@@ -370,10 +374,14 @@ impl Plan {
         };
         let kv_elems = t.count(Mixer::Attention) * 2 * t.kv_heads * t.head_dim * options.context;
         let deltas = t.count(Mixer::Delta);
+        let delta = deltas * t.delta_value_heads * t.delta_key_dim * t.delta_value_dim;
+        let conv = deltas * (t.conv_width - 1) * t.conv_channels();
         let sizes = Sizes {
             kv: if options.kv == KvType::F16 { kv_elems.div_ceil(2) } else { kv_elems },
-            delta: deltas * t.delta_value_heads * t.delta_key_dim * t.delta_value_dim,
-            conv: deltas * (t.conv_width - 1) * t.conv_channels(),
+            delta,
+            conv,
+            saved_delta: if options.prefix { delta } else { 0 },
+            saved_conv: if options.prefix { conv } else { 0 },
             features: if options.vision.is_some() { options.context * t.hidden } else { 0 },
             logits: t.vocab,
             work: TextSizes::new(c, chunk).list().map(lines).iter().sum::<usize>().max(vision_work),
@@ -404,6 +412,7 @@ impl Plan {
             Line { name: "vision window", bytes: window_bytes as u64 },
             Line { name: "KV cache", bytes: words(sizes.kv) },
             Line { name: "delta-rule state", bytes: words(sizes.delta) + words(sizes.conv) },
+            Line { name: "prefix state", bytes: words(sizes.saved_delta) + words(sizes.saved_conv) },
             Line { name: "activations", bytes: words(sizes.work) + words(sizes.logits) },
             Line { name: "visual features", bytes: words(sizes.features) },
             Line { name: "pictures", bytes: picture_bytes },
@@ -481,6 +490,6 @@ impl Plan {
     /// f32 elements of the one block that [`crate::Engine`] takes.
     pub fn block_elems(&self) -> usize {
         let s = &self.sizes;
-        [s.kv, s.delta, s.conv, s.features, s.logits, s.work].map(lines).iter().sum()
+        [s.kv, s.delta, s.conv, s.saved_delta, s.saved_conv, s.features, s.logits, s.work].map(lines).iter().sum()
     }
 }

@@ -51,13 +51,14 @@ pub(crate) fn norm<S: Storage>(e: &Engine<'_, S>, w: Vector, n: usize, s: &mut T
     e.exec.each_row(&mut s.norm[..n * h], h, |t, row| (e.exec.ks.rms_norm)(row, &x[t * h..][..h], w, c.rms_eps));
 }
 
-/// `s.out` = the layer's token mixer on `s.norm`. `first` tokens are in the state already; `counts` number the attention
-/// and delta layers so far.
+/// `s.out` = the layer's token mixer on `s.norm`. `first` tokens are in the state already; the state after `save` of the
+/// `n` is saved; `counts` number the attention and delta layers so far.
 pub(crate) fn mixer<S: Storage>(
     e: &mut Engine<'_, S>,
     layer: &Layer,
     first: usize,
     n: usize,
+    save: Option<usize>,
     counts: (&mut usize, &mut usize),
     s: &mut TextScratch<'_>,
 ) {
@@ -67,7 +68,7 @@ pub(crate) fn mixer<S: Storage>(
             *counts.0 += 1;
         }
         MixerWeights::Delta { .. } => {
-            delta(e, &layer.mixer, *counts.1, n, s);
+            delta(e, &layer.mixer, *counts.1, n, save, s);
             *counts.1 += 1;
         }
     }
@@ -154,7 +155,14 @@ fn attention<S: Storage>(
     exec.matmul(out, out.bytes(r), &s.o[..n * heads * dim], &mut p, s.out);
 }
 
-fn delta<S: Storage>(e: &mut Engine<'_, S>, w: &MixerWeights, index: usize, n: usize, s: &mut TextScratch<'_>) {
+fn delta<S: Storage>(
+    e: &mut Engine<'_, S>,
+    w: &MixerWeights,
+    index: usize,
+    n: usize,
+    save: Option<usize>,
+    s: &mut TextScratch<'_>,
+) {
     let MixerWeights::Delta { qkv, gate, alpha, beta, conv, a, dt, norm, out } = w else { return };
     let (c, exec, r, ks) = (&e.config.text, e.exec, e.resident, e.exec.ks);
     let (h, channels, inner) = (c.hidden, c.conv_channels(), c.delta_inner());
@@ -173,9 +181,17 @@ fn delta<S: Storage>(e: &mut Engine<'_, S>, w: &MixerWeights, index: usize, n: u
     }
 
     // Token by token: the state moves on. Then unit length for q and k; q also carries 1/√dk.
-    let state = &mut e.state.conv[index * (c.conv_width - 1) * channels..][..(c.conv_width - 1) * channels];
+    let part = index * (c.conv_width - 1) * channels..(index + 1) * (c.conv_width - 1) * channels;
+    let state = &mut e.state.conv[part.clone()];
     let conv = conv.f32(r);
-    for x in s.a[..n * channels].chunks_exact_mut(channels) {
+    let (before, after) = s.a[..n * channels].split_at_mut(save.unwrap_or(n) * channels);
+    for x in before.chunks_exact_mut(channels) {
+        (ks.conv_step)(state, conv, x);
+    }
+    if save.is_some() {
+        e.state.saved_conv[part].copy_from_slice(state);
+    }
+    for x in after.chunks_exact_mut(channels) {
         (ks.conv_step)(state, conv, x);
     }
     let keys = key_heads * dk;
@@ -186,16 +202,24 @@ fn delta<S: Storage>(e: &mut Engine<'_, S>, w: &MixerWeights, index: usize, n: u
     });
 
     // One head a piece: its state, and its outputs for all tokens.
-    let state = &mut e.state.delta[index * heads * dk * dv..][..heads * dk * dv];
-    let x = &*s.a;
-    exec.workers.split2(heads, state, dk * dv, &mut s.c[..heads * n * dv], n * dv, &|i, state, o| {
-        let key = i % key_heads; // value heads are tiled over key heads in GGUF's order
-        for (t, o) in o.chunks_exact_mut(dv).enumerate() {
-            let x = &x[t * channels..][..channels];
-            let (q, k, v) = (&x[key * dk..][..dk], &x[keys + key * dk..][..dk], &x[2 * keys + i * dv..][..dv]);
-            (ks.delta_step)(state, q, k, v, decay[t * heads + i], rate[t * heads + i], o);
-        }
-    });
+    let part = index * heads * dk * dv..(index + 1) * heads * dk * dv;
+    let state = &mut e.state.delta[part.clone()];
+    let (x, out_by_head) = (&*s.a, &mut s.c[..heads * n * dv]);
+    let mut steps = |state: &mut [f32], from: usize, to: usize| {
+        exec.workers.split2(heads, state, dk * dv, out_by_head, n * dv, &|i, state, o| {
+            let key = i % key_heads; // value heads are tiled over key heads in GGUF's order
+            for (t, o) in o.chunks_exact_mut(dv).enumerate().take(to).skip(from) {
+                let x = &x[t * channels..][..channels];
+                let (q, k, v) = (&x[key * dk..][..dk], &x[keys + key * dk..][..dk], &x[2 * keys + i * dv..][..dv]);
+                (ks.delta_step)(state, q, k, v, decay[t * heads + i], rate[t * heads + i], o);
+            }
+        });
+    };
+    if let Some(k) = save {
+        steps(state, 0, k);
+        e.state.saved_delta[part].copy_from_slice(state);
+    }
+    steps(state, save.unwrap_or(0), n);
 
     // Norm first, gate afterwards.
     let (by_head, z, norm) = (&*s.c, &mut s.b[..n * inner], norm.f32(r));

@@ -100,6 +100,7 @@ impl<S: Storage> Engine<'_, S> {
             }
         }
         self.features += tokens;
+        self.crops += 1;
         Ok(tokens)
     }
 }

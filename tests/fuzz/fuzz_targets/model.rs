@@ -46,6 +46,7 @@ fn run(config: &Config, weights: &Weights, header: &[u8], file_bytes: u64, seed:
         chunk: 2,
         kv: if seed & 1 == 0 { KvType::F16 } else { KvType::F32 },
         vision: detail.map(|detail| VisionOptions { detail, picture_bytes: 0, residency }),
+        prefix: seed & 4 == 0,
         cap_bytes: None,
         slots_max: Some(1 + seed as usize % 5),
         tokenizer_bytes: 0,
@@ -72,7 +73,8 @@ fn run(config: &Config, weights: &Weights, header: &[u8], file_bytes: u64, seed:
         Engine::new(config, weights, &plan, resident, &mut block, storage, &Serial, kernels, &Still, tuning);
     let mut step = |ids: &[u32]| {
         let positions: Vec<u32> = (0..ids.len() as u32).collect();
-        let _ = engine.run(Input { ids, positions: [&positions; 3] }, &mut NoObserver);
+        let input = Input { ids, positions: [&positions; 3] };
+        let _ = engine.run_saving(input, (ids.len() > 2).then_some(2), &mut NoObserver);
     };
     step(&[1, 2, 3]);
     step(&[0]);
@@ -82,6 +84,8 @@ fn run(config: &Config, weights: &Weights, header: &[u8], file_bytes: u64, seed:
             let rgb = vec![seed as u8; rows * cols * v.patch * v.patch * 3];
             let _ = engine.see(CropPixels { rows, cols, rgb: &rgb }, detail, &mut NoObserver);
         }
+        engine.rewind();
+        let _ = engine.run(Input { ids: &[5], positions: [&[2]; 3] }, &mut NoObserver);
         engine.reset();
         let _ = engine.run(Input { ids: &[5], positions: [&[0]; 3] }, &mut NoObserver);
     }

@@ -81,6 +81,7 @@ fn plans(config: &Config, weights: &Weights) {
                     chunk,
                     kv,
                     vision: detail.map(|detail| VisionOptions { detail, picture_bytes: 16 << 20, residency: Residency::Auto }),
+                    prefix: slots_max.is_some(),
                     cap_bytes,
                     slots_max,
                     tokenizer_bytes: config.text.vocab as u64 * 850,

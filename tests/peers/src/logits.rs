@@ -40,6 +40,7 @@ fn forerun(args: &LogitsArgs) -> Result<Answer, Error> {
         chunk: n,
         kv: KvType::F16,
         vision: None,
+        prefix: false,
         cap_bytes: None,
         slots_max: None,
         tokenizer_bytes: 0,

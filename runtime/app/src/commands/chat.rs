@@ -4,7 +4,8 @@ use super::{Printer, headline, note, say, summary};
 use crate::cli::ChatArgs;
 use crate::error::AppError;
 use crate::model::{Model, model_path};
-use crate::session::{Look, Session, user_message};
+use crate::reader::Reader;
+use crate::session::{Fixed, Look, Session, user_message};
 use forerun_engine::NoObserver;
 use serde_json::json;
 use std::io::{BufRead, IsTerminal, Read, Write};
@@ -39,14 +40,17 @@ pub fn run(args: &ChatArgs) -> Result<(), AppError> {
     let model = Model::open(&model_path(&args.model)?)?;
     let look = Look::up_to(&model, &args.vision, args.max_pixels);
     let vision = model.config.vision.is_some().then(|| model.vision_options(&look)).transpose()?;
-    let setup = model.setup(&args.engine, vision);
+    let mut setup = model.setup(&args.engine, vision);
+    setup.options.prefix = true;
     let mut session = Session::new(&model, look, args.system.as_deref());
+    session.fixed = Fixed::Messages;
     let first = session.messages.len();
     model.with_engine(
         &setup,
         |s| s,
         |engine, facts| {
             note(format_args!("{}\n{HELP}", headline(facts)));
+            let mut reader = Reader::new(engine);
             let mut waiting: Vec<PathBuf> = Vec::new();
             let stdin = std::io::stdin();
             let prompt = stdin.is_terminal();
@@ -105,10 +109,10 @@ pub fn run(args: &ChatArgs) -> Result<(), AppError> {
                         session.messages.push(user_message(waiting.len(), line));
                         session.pictures.append(&mut waiting);
                         let mut printer = Printer::new();
-                        match session.answer(engine, &args.sample, &mut NoObserver, &mut |p| printer.print(p)) {
+                        match session.answer(&mut reader, &args.sample, &mut NoObserver, &mut |p| printer.print(p)) {
                             Ok(answer) => {
                                 say(format_args!("\n"))?;
-                                note(format_args!("{}", summary(&answer, &engine.counters())));
+                                note(format_args!("{}", summary(&answer, &reader.engine().counters())));
                                 session.messages.push(json!({"role": "assistant", "content": answer.text}));
                             }
                             Err(e @ AppError::Output(_)) => return Err(e),

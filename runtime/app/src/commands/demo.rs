@@ -4,6 +4,7 @@ use super::{Printer, headline, plan, say, summary};
 use crate::cli::{DemoArgs, SampleArgs, VisionArgs};
 use crate::error::AppError;
 use crate::model::Model;
+use crate::reader::Reader;
 use crate::session::{Session, user_message};
 use forerun_engine::NoObserver;
 use serde::Deserialize;
@@ -57,18 +58,22 @@ pub fn run(args: &DemoArgs) -> Result<(), AppError> {
         |s| s,
         |engine, facts| {
             say(format_args!("{}{}\n", plan::table(&facts.plan), headline(facts)))?;
+            let mut reader = Reader::new(engine);
             for (case, picture) in demo.cases.iter().zip(&pictures) {
                 let mut session = Session::new(&model, look, None);
                 session.messages.push(user_message(1, &case.prompt));
                 session.pictures.push(picture.clone());
                 say(format_args!("\n{}: {}\n", case.picture.display(), case.prompt))?;
-                let before = engine.counters();
+                let before = reader.engine().counters();
                 let mut printer = Printer::new();
-                let answer = session.answer(engine, &sample, &mut NoObserver, &mut |p| printer.print(p))?;
+                let answer = session.answer(&mut reader, &sample, &mut NoObserver, &mut |p| printer.print(p))?;
                 let right = answer.text == case.answer;
                 wrong += usize::from(!right);
                 let verdict = if right { "right".into() } else { format!("wrong, expected: {}", case.answer) };
-                say(format_args!("  [{verdict}]\n  {}\n", summary(&answer, &since(&before, &engine.counters()))))?;
+                say(format_args!(
+                    "  [{verdict}]\n  {}\n",
+                    summary(&answer, &since(&before, &reader.engine().counters()))
+                ))?;
             }
             Ok(())
         },

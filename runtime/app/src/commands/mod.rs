@@ -72,8 +72,9 @@ impl Default for Printer {
 
 /// One line on how it ran.
 pub fn summary(a: &Answer, c: &Counters) -> String {
+    let cached = if a.cached_tokens > 0 { format!(" ({} cached)", a.cached_tokens) } else { String::new() };
     let mut s = format!(
-        "{} prompt tokens, first token after {:.0} ms, {} tokens at {:.1} tokens/s",
+        "{} prompt tokens{cached}, first token after {:.0} ms, {} tokens at {:.1} tokens/s",
         a.prompt_tokens,
         a.timings.first_token_ms,
         a.tokens.len(),

@@ -19,7 +19,9 @@ pub fn run(args: &PlanArgs) -> Result<(), AppError> {
     let look = Look::up_to(&model, &args.vision, args.max_pixels);
     let pictures = !args.text_only && model.config.vision.is_some();
     let vision = pictures.then(|| model.vision_options(&look)).transpose()?;
-    let plan = model.plan(&model.setup(&args.engine, vision))?;
+    let mut setup = model.setup(&args.engine, vision);
+    setup.options.prefix = true;
+    let plan = model.plan(&setup)?;
     if args.json {
         let limit = sys::cgroup_limit_bytes();
         let enforced = plan.cap_bytes.zip(limit).is_some_and(|(cap, limit)| limit <= cap);
@@ -65,6 +67,7 @@ pub fn table(plan: &Plan) -> String {
             }
             "vision weights" => "  resident".into(),
             "vision window" => format!("  {} slots through which each crop streams the tower", plan.window_slots),
+            "prefix state" => "  for chat; run does without".into(),
             "KV cache" => format!("  {} tokens", plan.options.context),
             "activations" if plan.patches_max > 0 => {
                 format!("  {} tokens or {} patches at once", plan.options.chunk, plan.patches_max)

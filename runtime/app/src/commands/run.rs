@@ -4,6 +4,7 @@ use super::{Printer, headline, note, say, summary};
 use crate::cli::{RunArgs, VisionArgs};
 use crate::error::AppError;
 use crate::model::{Facts, Model, model_path};
+use crate::reader::Reader;
 use crate::session::{Answer, FILE_BYTES_MAX, Look, Session, read_picture, user_message};
 use forerun_camera::picture::{Limits, PictureError, dimensions};
 use forerun_engine::{Counters, NoObserver, Observer};
@@ -54,15 +55,16 @@ pub fn answer(model: &Model, args: &RunArgs, observer: &mut dyn Observer) -> Res
         &setup,
         |s| s,
         |engine, facts| {
+            let mut reader = Reader::new(engine);
             if args.json {
-                let answer = session.answer(engine, &args.sample, observer, &mut |_| Ok(()))?;
-                say(format_args!("{}\n", object(&answer, &engine.counters(), facts)))
+                let answer = session.answer(&mut reader, &args.sample, observer, &mut |_| Ok(()))?;
+                say(format_args!("{}\n", object(&answer, &reader.engine().counters(), facts)))
             } else {
                 note(format_args!("{}", headline(facts)));
                 let mut printer = Printer::new();
-                let answer = session.answer(engine, &args.sample, observer, &mut |p| printer.print(p))?;
+                let answer = session.answer(&mut reader, &args.sample, observer, &mut |p| printer.print(p))?;
                 say(format_args!("\n"))?;
-                note(format_args!("{}", summary(&answer, &engine.counters())));
+                note(format_args!("{}", summary(&answer, &reader.engine().counters())));
                 Ok(())
             }
         },
@@ -76,6 +78,7 @@ fn object(a: &Answer, c: &Counters, facts: &Facts) -> Value {
         "tokens": a.tokens,
         "finish_reason": a.finish_reason,
         "prompt_tokens": a.prompt_tokens,
+        "prompt_tokens_details": { "cached_tokens": a.cached_tokens },
         "completion_tokens": a.tokens.len(),
         "timings": {
             "load_ms": facts.load_ms,

@@ -1,10 +1,12 @@
-//! `forerun verify`: one hash over all logits, whatever the cap, prediction, threads, I/O and chunk size.
+//! `forerun verify`: one hash over all logits, whatever the cap, prediction, threads, I/O and chunk size, and whether a prompt is
+//! read from its beginning or from a saved state.
 
 use super::say;
 use crate::cli::{Fault, SampleArgs, VerifyArgs};
 use crate::error::AppError;
 use crate::model::{Model, Setup, default_cap, model_path};
-use crate::session::{Session, user_message};
+use crate::reader::Reader;
+use crate::session::{Fixed, Session, user_message};
 use forerun_engine::plan::{KvType, Options, Residency, VisionOptions};
 use forerun_engine::ports::{Completion, Read, ReadError, Storage};
 use forerun_engine::{Checksums, Observer, SumOrder, Tuning};
@@ -20,10 +22,13 @@ struct Cell {
     io: IoChoice,
     chunk: usize,
     residency: Residency,
+    /// Read the prompt, go back to the state before the answer, and go on from there.
+    saved: bool,
 }
 
 /// All combinations of slots (all that fit, room for some prediction, the floor), prediction and threads; the I/O engine,
-/// the chunk size and the place of the vision tower change along the way, so that each of their values meets each number of
+/// the chunk size, the place of the vision tower and where the prompt is read from change along the way, so that each of their
+/// values meets each number of
 /// slots.
 fn matrix(top_k: usize) -> Vec<Cell> {
     let mut cells = Vec::new();
@@ -34,16 +39,23 @@ fn matrix(top_k: usize) -> Vec<Cell> {
                 let io = if threads == 1 { IoChoice::Auto } else { IoChoice::Pread };
                 let chunk = if predict { 64 } else { 5 };
                 let residency = if predict { Residency::Auto } else { Residency::Streamed };
-                cells.push(Cell { slots_max, predict, threads, io, chunk, residency });
+                let saved = predict == (threads == 2);
+                cells.push(Cell { slots_max, predict, threads, io, chunk, residency, saved });
             }
         }
     }
     cells
 }
 
-/// Hashes the bits of all logits.
+/// Hashes the bits of each token's logits. A token that is computed again, after going back, takes the place of the first.
 #[derive(Default)]
-struct Hasher(Sha256);
+struct Hasher(Vec<[u8; 32]>);
+
+impl Hasher {
+    fn hash(&self) -> String {
+        Sha256::digest(self.0.concat())[..8].iter().map(|b| format!("{b:02x}")).collect()
+    }
+}
 
 impl Observer for Hasher {
     fn wants_all_logits(&self) -> bool {
@@ -51,10 +63,12 @@ impl Observer for Hasher {
     }
 
     fn logits(&mut self, token: usize, logits: &[f32]) {
-        self.0.update((token as u64).to_le_bytes());
+        let mut sha = Sha256::new();
         for x in logits {
-            self.0.update(x.to_le_bytes());
+            sha.update(x.to_le_bytes());
         }
+        self.0.truncate(token);
+        self.0.push(sha.finalize().into());
     }
 }
 
@@ -119,6 +133,7 @@ pub fn run(args: &VerifyArgs) -> Result<(), AppError> {
     let mut session = Session::new(&model, look, None);
     session.messages.push(user_message(args.image.len(), &args.prompt));
     session.pictures.clone_from(&args.image);
+    session.fixed = Fixed::Messages;
     if args.inject.is_some() && model.config.text.moe().is_none() {
         return Err(AppError::Input("this model has no experts to break: --inject needs a mixture of experts".into()));
     }
@@ -128,8 +143,8 @@ pub fn run(args: &VerifyArgs) -> Result<(), AppError> {
     let top_k = model.config.text.moe().map_or(0, |m| m.top_k);
     let mut hashes: Vec<String> = Vec::new();
     say(format_args!(
-        "{:<9}{:<11}{:<8}{:<9}{:<7}{:<9}{:>8}{:>8}{:>11}  hash\n",
-        "slots", "prediction", "threads", "io", "chunk", "vision", "hits", "misses", "predicted"
+        "{:<9}{:<11}{:<8}{:<9}{:<7}{:<9}{:<6}{:>8}{:>8}{:>11}  hash\n",
+        "slots", "prediction", "threads", "io", "chunk", "vision", "state", "hits", "misses", "predicted"
     ))?;
     for (i, cell) in matrix(top_k).into_iter().enumerate() {
         let tuning = Tuning {
@@ -143,6 +158,7 @@ pub fn run(args: &VerifyArgs) -> Result<(), AppError> {
             chunk: cell.chunk,
             kv: KvType::F16,
             vision: vision.map(|v| VisionOptions { residency: cell.residency, ..v }),
+            prefix: cell.saved,
             cap_bytes: default_cap(),
             slots_max: cell.slots_max,
             tokenizer_bytes: model.tokenizer_bytes(context),
@@ -152,22 +168,28 @@ pub fn run(args: &VerifyArgs) -> Result<(), AppError> {
         let mut hasher = Hasher::default();
         let plan = model.plan(&setup)?;
         let slots = plan.slots;
-        let counters = model.with_engine(
+        let (counters, cached) = model.with_engine(
             &setup,
             |inner| FlipByte { offsets: vec![0; inner.slots()], inner, victim: None, active: flip },
             |engine, _| {
-                session.answer(engine, &sample, &mut hasher, &mut |_| Ok(()))?;
-                Ok(engine.counters())
+                let mut reader = Reader::new(engine);
+                if cell.saved {
+                    let prompt_alone = SampleArgs { max_tokens: 1, ..sample.clone() };
+                    session.answer(&mut reader, &prompt_alone, &mut hasher, &mut |_| Ok(()))?;
+                }
+                let answer = session.answer(&mut reader, &sample, &mut hasher, &mut |_| Ok(()))?;
+                Ok((reader.engine().counters(), answer.cached_tokens))
             },
         )?;
-        let hash: String = hasher.0.finalize()[..8].iter().map(|b| format!("{b:02x}")).collect();
+        let hash = hasher.hash();
         let io = if cell.io == IoChoice::Pread { "pread" } else { "auto" };
         say(format_args!(
-            "{slots:<9}{:<11}{:<8}{io:<9}{:<7}{:<9}{:>8}{:>8}{:>11}  {hash}\n",
+            "{slots:<9}{:<11}{:<8}{io:<9}{:<7}{:<9}{:<6}{:>8}{:>8}{:>11}  {hash}\n",
             if cell.predict { "on" } else { "off" },
             cell.threads,
             cell.chunk,
             plan.residency().map_or("-", super::plan::residency),
+            if cached > 0 { "saved" } else { "fresh" },
             counters.hits,
             counters.misses,
             counters.predicted
