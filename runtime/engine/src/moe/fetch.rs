@@ -14,8 +14,7 @@ const PROBE_US: u64 = 300_000;
 /// first are computed meanwhile.
 const PROBE_GAIN: f64 = 1.1;
 
-/// Fewest and most reads in flight, if there are slots.
-const DEPTH_MIN: usize = 6;
+/// Most reads in flight, unless a token may miss more in a layer.
 const DEPTH_MAX: usize = 16;
 /// Reads from which on their time says what the device can.
 const FULL: f32 = 4.0;
@@ -144,8 +143,9 @@ impl Moe<'_> {
                 (best, found) = (rate, depth);
             }
         }
-        // Some more, so that the device stays busy while those that have landed are looked at.
-        self.depth = (2 * found).clamp(DEPTH_MIN, DEPTH_MAX).min(depth_max);
+        // Some more, so that the device stays busy while those that have landed are looked at; and all that a token may miss in
+        // a layer, so that they are one submission.
+        self.depth = (2 * found).clamp(self.top_k, DEPTH_MAX.max(self.top_k)).min(depth_max);
         self.counters.device_bytes_per_s = best as u64;
         if best > 0.0 {
             let bytes = self.weights.banks.iter().map(|b| b.stride).max().unwrap_or(0);
