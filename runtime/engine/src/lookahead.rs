@@ -33,9 +33,9 @@ struct Record {
     right: Vec<f32>,
     /// Candidates judged, for each rank, as far as it matters.
     judged: Vec<u8>,
-    /// Time between the choices of the layer before and of this one that the former's reads leave, microseconds; 0 before
-    /// the first.
-    gap_us: f32,
+    /// Time between the choices of the layer before and of this one that the former's reads leave, microseconds, if it is
+    /// known.
+    gap_us: Option<f32>,
     /// Steps since candidates were last looked for.
     unjudged: u32,
 }
@@ -43,12 +43,15 @@ struct Record {
 impl Record {
     fn new(ranks: usize, sure: usize) -> Self {
         let right = (0..ranks).map(|r| if r < sure { ASSUMED } else { 0.0 }).collect();
-        Self { right, judged: vec![0; ranks], gap_us: 0.0, unjudged: 0 }
+        Self { right, judged: vec![0; ranks], gap_us: None, unjudged: 0 }
     }
 
     /// Whether a candidate of `rank` is worth being the read after `taken` others.
     fn worthwhile(&self, rank: usize, taken: usize, read_us: f32) -> bool {
-        let hidden = if read_us > 0.0 { (self.gap_us / read_us - taken as f32).clamp(0.0, 1.0) } else { 1.0 };
+        let hidden = match self.gap_us {
+            _ if read_us <= 0.0 => 1.0,
+            gap_us => (gap_us.unwrap_or(0.0) / read_us - taken as f32).clamp(0.0, 1.0),
+        };
         self.right.get(rank).is_some_and(|&p| p >= CUT && p > 1.0 - hidden)
     }
 }
@@ -160,14 +163,14 @@ impl Lookahead {
         self.seen += 1;
     }
 
-    /// `layer` has chosen, `since.0` microseconds after the layer before, which had to wait for `since.1` reads, if that is
+    /// `layer` has chosen, `since.0` microseconds after the layer before, which had `since.1` reads to wait for, if that is
     /// known; `is_chosen` tells what, `was_absent` what was in no slot or is there for the prediction. Learns from it, and
     /// returns how many candidates that were worth reading had not been read, now forgotten.
     pub fn settle(
         &mut self,
         layer: usize,
         chunk: bool,
-        since: Option<(f32, usize)>,
+        since: Option<(f32, f32)>,
         is_chosen: impl Fn(u16) -> bool,
         was_absent: impl Fn(u16) -> bool,
     ) -> u64 {
@@ -186,8 +189,9 @@ impl Lookahead {
         let judged = self.target.take() == Some((layer, chunk));
         let r = &mut self.records[usize::from(chunk) * self.layers + layer];
         if let Some((us, reads)) = since {
-            let gap_us = (us - reads as f32 * self.read_us).max(0.0);
-            r.gap_us += if r.gap_us > 0.0 { LEARN } else { 1.0 } * (gap_us - r.gap_us);
+            // Below 0 as well, so that a device that delivers in bursts is not thought to be idle between them.
+            let gap_us = us - reads * self.read_us;
+            r.gap_us = Some(r.gap_us.map_or(gap_us, |g| g + LEARN * (gap_us - g)));
         }
         if !judged {
             return left;
@@ -232,7 +236,7 @@ mod tests {
                 reads += 1;
             }
         }
-        l.settle(1, false, Some((gap_us + 300.0, 3)), |e| chosen.contains(&e), |_| true);
+        l.settle(1, false, Some((gap_us + 300.0, 3.0)), |e| chosen.contains(&e), |_| true);
         reads
     }
 

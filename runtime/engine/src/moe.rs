@@ -18,6 +18,9 @@ use alloc::{vec, vec::Vec};
 use forerun_format::BlockType;
 use forerun_kernels::{Columns, math, wants_q8};
 
+/// Part of a read that is still to come when a layer chooses while it is under way, with some more for caution: what a busy
+/// device is given to do ahead takes from what is needed.
+const LATE: f32 = 0.75;
 /// Tokens of a chunk that say what its next layer may want.
 const VOTERS: usize = 16;
 
@@ -69,7 +72,9 @@ pub(crate) struct Moe<'a> {
     awaited: usize,
     /// When this layer chose.
     chose_us: Option<u64>,
-    /// Reads that the device ended since this layer chose, as far as is known.
+    /// Reads that were under way then.
+    late: usize,
+    /// Reads that the device ended since, as far as is known: of those under way half was done, on average.
     landed: f32,
     batch: Vec<Read>,
     /// `(experts)`: what speaks for each expert of the next layer.
@@ -125,6 +130,7 @@ impl<'a> Moe<'a> {
             asked: 0,
             awaited: 0,
             chose_us: None,
+            late: 0,
             landed: 0.0,
             batch: Vec::with_capacity(depth),
             votes: vec![0.0; experts],
@@ -209,9 +215,11 @@ impl<'a> Moe<'a> {
     fn settle(&mut self, l: usize, n: usize) {
         self.layer = l;
         let now = self.clock.now_us();
-        let since = self.chose_us.replace(now).map(|then| ((now - then) as f32, self.missing.len()));
-        // Those under way are half done, on average.
-        self.landed = -0.5 * self.in_flight as f32;
+        // What was under way when the layer before chose kept the device from what that layer needed.
+        let reads = self.missing.len() as f32 + LATE * self.late as f32;
+        let since = self.chose_us.replace(now).map(|then| ((now - then) as f32, reads));
+        self.late = self.in_flight;
+        self.landed = -0.5 * self.late as f32;
         let starts = &self.starts;
         let is_chosen = |e| starts[usize::from(e) + 1] > starts[usize::from(e)];
         let (cache, first) = (&self.cache, (l * self.experts) as u32);
