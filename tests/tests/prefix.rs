@@ -4,8 +4,9 @@
 use forerun_engine::plan::KvType;
 use forerun_engine::ports::Storage;
 use forerun_engine::{Checksums, Engine, EngineError, Input, NoObserver, Observer, Tuning};
+use forerun_tests::disk::Disk;
 use forerun_tests::golden::Goldens;
-use forerun_tests::{Faults, Model, Setup};
+use forerun_tests::{Model, Setup};
 
 /// Logits of every token, as bits.
 #[derive(Default)]
@@ -127,7 +128,7 @@ fn a_bad_disk_leaves_a_state_that_is_whole() {
             slots: Some(4 + seed as usize % 40),
             prefix: true,
             seed,
-            faults: Faults { errors: 1 + seed % 3, flips: seed % 3 },
+            disk: Disk { errors: 1 + seed % 3, flips: seed % 3, ..Disk::default() },
             tuning: Tuning { predict: seed % 2 == 0, checksums: Checksums::Always, ..Tuning::default() },
             ..Setup::default()
         };
@@ -140,7 +141,9 @@ fn a_bad_disk_leaves_a_state_that_is_whole() {
                     let save = (from < 12).then(|| 12 - from);
                     match e.run_saving(Input { ids: &prompt[from..], positions: [&at; 3] }, save, &mut NoObserver) {
                         Ok(()) => break,
-                        Err(EngineError::Expert { .. } | EngineError::Checksum { .. }) => {
+                        Err(
+                            EngineError::Expert { .. } | EngineError::Checksum { .. } | EngineError::Embedding { .. },
+                        ) => {
                             assert_eq!(e.len(), e.saved().unwrap_or(0), "seed {seed}");
                             failed += 1;
                             to_saved += usize::from(e.len() == 12);

@@ -5,7 +5,8 @@ use forerun_engine::plan::Residency;
 use forerun_engine::ports::Storage;
 use forerun_engine::slicing::Detail;
 use forerun_engine::{Checksums, CropPixels, Engine, EngineError, Input, NoObserver, Tuning};
-use forerun_tests::{Faults, Model, Setup, variants};
+use forerun_tests::disk::Disk;
+use forerun_tests::{Model, Setup, variants};
 
 /// Patches of a crop, high and wide.
 const CROPS: [(usize, usize); 3] = [(8, 8), (4, 8), (4, 4)];
@@ -46,7 +47,7 @@ fn streamed_is_resident_to_the_bit() {
                 let setup = |residency, depth, seed| Setup {
                     detail: Some(detail),
                     residency,
-                    depth,
+                    disk: Disk { depth, ..Disk::default() },
                     seed,
                     slots: Some(24),
                     kernels,
@@ -66,22 +67,21 @@ fn streamed_is_resident_to_the_bit() {
 fn a_bad_disk_gives_the_same_bits_or_names_the_tensor() {
     let model = Model::bundled("tiny-moe");
     let detail = Detail::X16;
-    let setup = |residency, seed, faults, checksums| Setup {
+    let setup = |residency, seed, disk: Disk, checksums| Setup {
         detail: Some(detail),
         residency,
-        depth: 1 + seed as usize % 12,
         seed,
         slots: Some(8),
-        faults,
+        disk: Disk { depth: 1 + seed as usize % 12, ..disk },
         tuning: Tuning { checksums, ..Tuning::default() },
         ..Setup::default()
     };
-    let good = setup(Residency::Resident, 1, Faults::default(), Checksums::First);
+    let good = setup(Residency::Resident, 1, Disk::default(), Checksums::First);
     let want = model.with(&good, |e| bits(&see(e, &model, 2, detail).expect("a good disk")));
     let (mut right, mut failed, mut damaged, mut flipped) = (0, 0, 0, 0);
     for seed in 0..60 {
-        let faults = Faults { errors: seed % 3 * 2, flips: seed % 7 };
-        model.with(&setup(Residency::Streamed, seed, faults, Checksums::Always), |e| {
+        let disk = Disk { errors: seed % 3 * 2, flips: seed % 7, ..Disk::default() };
+        model.with(&setup(Residency::Streamed, seed, disk, Checksums::Always), |e| {
             // The engine is as good as new after an error.
             for _ in 0..4 {
                 match see(e, &model, 2, detail) {
@@ -104,8 +104,7 @@ fn a_bad_disk_gives_the_same_bits_or_names_the_tensor() {
             }
         });
         // Unless they are not compared.
-        let faults = Faults { errors: 0, ..faults };
-        let never = setup(Residency::Streamed, seed, faults, Checksums::Never);
+        let never = setup(Residency::Streamed, seed, Disk { errors: 0, ..disk }, Checksums::Never);
         flipped += usize::from(model.with(&never, |e| bits(&see(e, &model, 2, detail).expect("no error")) != want));
     }
     println!("{right} right, {failed} failed reads, {damaged} wrong checksums, {flipped} wrong and not compared");

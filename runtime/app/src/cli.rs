@@ -44,6 +44,12 @@ pub enum Command {
     /// Show what a model needs in memory, line by line, without running it
     Plan(PlanArgs),
     /// Show that cap, cache, prediction, threads, chunks and a saved state do not change a bit of the result
+    ///
+    /// Each line is one run. First what it was made with: expert slots, prediction, threads, I/O engine, tokens of the
+    /// prompt in a chunk, when checksums are compared, whether the storage was as it is (plain) or brought reads late and
+    /// in another order (shuffled), where the vision tower was, and whether the prompt was read from its beginning (fresh)
+    /// or from a saved state. Then what came of it: experts found in a slot, read on demand and read ahead, and a hash of
+    /// all logits. Any two values of two settings meet in one of the runs.
     Verify(VerifyArgs),
     /// Look at the bundled pictures with the bundled model
     Demo(DemoArgs),

@@ -392,6 +392,25 @@ fn the_demo_is_right() {
     assert!(o.stdout.contains("wrong, expected: It is shut."), "{o:?}");
 }
 
+/// What is told of each layer: a share in percent, and most of what the later layers choose is foreseen.
+#[track_caller]
+fn check_recall(stderr: &str) {
+    let line = stderr.lines().find_map(|l| l.strip_prefix("foreseen of the answer's choices, % in each layer: "));
+    let shares: Vec<f64> = line.unwrap_or_else(|| panic!("{stderr}")).split(' ').map(|n| n.parse().unwrap()).collect();
+    assert!(shares.len() == 8 && shares.iter().all(|s| (0.0..=100.0).contains(s)), "{stderr}");
+    assert!(shares[1..].iter().sum::<f64>() > 7.0 * 25.0, "{stderr}");
+}
+
+#[test]
+fn recall_is_told_layer_by_layer() {
+    let recall = |args: &str| ask("Tell me a story.", args)["experts"]["recall_per_layer"].clone();
+    let shares: Vec<f64> = serde_json::from_value(recall("--slots 40 --max-tokens 24")).expect("numbers");
+    assert!(shares.len() == 8 && shares.iter().all(|s| (0.0..=1.0).contains(s)), "{shares:?}");
+    // Four guesses among 32 experts are right in an eighth of all cases if they are blind.
+    assert!(shares[1..].iter().all(|&s| s > 0.25), "{shares:?}");
+    assert_eq!(recall("--no-predict --max-tokens 4"), serde_json::json!(vec![(); 8]), "nothing was foreseen");
+}
+
 #[test]
 fn routes_are_written_down() {
     let scratch = Scratch::new("route");
@@ -414,6 +433,7 @@ fn routes_are_written_down() {
         assert!(choice.windows(2).all(|w| w[0][6] >= w[1][6]), "{choice:?}");
         assert!((choice.iter().map(|r| r[6]).sum::<f64>() - 1.0).abs() < 1e-5, "{choice:?}");
     }
+    check_recall(&o.stderr);
     // Three tokens of the answer were computed, after the whole prompt.
     let steps = |phase: f64| rows.iter().filter(|r| r[1] == phase).map(|r| r[2] as u64).max();
     assert_eq!(steps(1.0), Some(2));

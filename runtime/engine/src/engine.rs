@@ -264,7 +264,9 @@ impl<'a, S: Storage> Engine<'a, S> {
         }
     }
 
-    /// How many experts were foreseen, for each layer.
+    /// How many experts of single tokens were foreseen, for each layer. What the router of a layer will choose is foreseen
+    /// from the input of the router before; the first layer has none before it, and of it only experts that are in no slot
+    /// are foreseen, from what earlier tokens chose.
     pub fn recall(&self) -> &[Recall] {
         self.moe.as_ref().map_or(&[], Moe::recall)
     }

@@ -65,6 +65,13 @@ pub struct Recall {
     pub chosen: u64,
 }
 
+impl Recall {
+    /// Share of the chosen that were found; `None` if there were never candidates.
+    pub fn share(&self) -> Option<f64> {
+        (self.chosen > 0).then(|| self.found as f64 / self.chosen as f64)
+    }
+}
+
 /// Candidates of the next layer, and what all layers have learnt.
 #[derive(Debug)]
 pub(crate) struct Lookahead {

@@ -135,4 +135,81 @@ mod tests {
         let mut p = Progress::new(0, 4096, 4096);
         assert_eq!(p.advance(Err(libc::EINVAL)), Next::Fail(ReadError::Os(libc::EINVAL)));
     }
+
+    /// xorshift64.
+    struct Random(u64);
+
+    impl Random {
+        fn below(&mut self, n: usize) -> usize {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            (self.0 >> 16) as usize % n
+        }
+    }
+
+    /// A kernel that answers as it likes: with all, with less, with nothing to say, with an error; 20,000 seeds.
+    #[test]
+    fn any_kernel_leaves_the_right_bytes_or_an_error() {
+        const FILE_BYTES_MAX: usize = 24 * BLOCK_BYTES;
+        let file: Vec<u8> = (0..FILE_BYTES_MAX as u32).map(|i| (i.wrapping_mul(0x9e37_79b9) >> 13) as u8).collect();
+        let mut ends = [0; 5];
+        for seed in 0..20_000u64 {
+            let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+            let file = &file[..random.below(FILE_BYTES_MAX + 1)];
+            let start = random.below(26) * BLOCK_BYTES;
+            let bytes = (1 + random.below(8)) * BLOCK_BYTES;
+            let need = bytes - random.below(2) * random.below(BLOCK_BYTES);
+            let (short, again, broken) = (random.below(12), [0, 3, 20][random.below(3)], [0, 0, 1, 6][random.below(4)]);
+            // Some only ever say "again".
+            let stubborn = random.below(200) == 0;
+            let mut buf = vec![0xee; bytes];
+            let mut p = Progress::new(start as u64, bytes, need);
+            let (mut calls, mut agains, mut faults, mut stalls) = (0, 0, 0, 0);
+            let end = loop {
+                calls += 1;
+                let most = bytes / BLOCK_BYTES * (1 + RETRIES_MAX as usize) + (AGAIN_MAX + RETRIES_MAX) as usize + 1;
+                assert!(calls <= most, "seed {seed}: {calls} calls");
+                let (at, range) = (p.offset() as usize, p.range());
+                assert!(at.is_multiple_of(BLOCK_BYTES) && range.start.is_multiple_of(BLOCK_BYTES), "seed {seed}");
+                assert_eq!((at - start, range.end), (range.start, bytes), "seed {seed}");
+                let there = file.len().saturating_sub(at).min(range.len());
+                let result = if stubborn || random.below(24) < again {
+                    agains += 1;
+                    Err([libc::EINTR, libc::EAGAIN][random.below(2)])
+                } else if random.below(24) < broken {
+                    faults += 1;
+                    Err(libc::EIO)
+                } else if random.below(12) < short && there > 0 {
+                    // Of a block that was begun, or of any.
+                    let most = if random.below(2) == 0 { there.min(BLOCK_BYTES - 1) } else { there };
+                    Ok(1 + random.below(most))
+                } else {
+                    Ok(there)
+                };
+                if let Ok(n) = result {
+                    stalls = if n < BLOCK_BYTES { stalls + 1 } else { 0 };
+                    buf[range][..n].copy_from_slice(&file[at.min(file.len())..][..n]);
+                }
+                match p.advance(result) {
+                    Next::Read => {}
+                    end => break end,
+                }
+            };
+            let whole = file.get(start..start + need);
+            ends[match end {
+                Next::Done => {
+                    assert!(whole == Some(&buf[..need]), "seed {seed}: wrong bytes");
+                    0
+                }
+                Next::Fail(ReadError::Eof) if whole.is_none() => 1,
+                Next::Fail(ReadError::Eof) if stalls > RETRIES_MAX => 2,
+                Next::Fail(ReadError::Os(libc::EIO)) if faults > RETRIES_MAX => 3,
+                Next::Fail(ReadError::Os(libc::EAGAIN | libc::EINTR)) if agains > AGAIN_MAX => 4,
+                end => panic!("seed {seed}: {end:?} after {calls} calls"),
+            }] += 1;
+        }
+        assert!(ends.iter().all(|&n| n > 0), "{ends:?}");
+        assert!(ends[0] > 5_000, "{ends:?}");
+    }
 }

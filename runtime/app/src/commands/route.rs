@@ -1,11 +1,11 @@
 //! `forerun route`: one prompt answered, and the experts that every token chose written down. `forerun-quant replay` reads
-//! the file.
+//! the file. Tells how many of them were foreseen, layer by layer.
 
 use super::note;
 use crate::cli::RouteArgs;
 use crate::error::AppError;
 use crate::model::{Model, model_path};
-use forerun_engine::Observer;
+use forerun_engine::{Observer, Recall};
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 
@@ -66,9 +66,12 @@ pub fn run(args: &RouteArgs) -> Result<(), AppError> {
         writeln!(out, "# n_layer={layers} n_expert={experts} n_expert_used={top_k}")?;
         writeln!(out, "turn,phase,step,layer,slot,expert,weight")
     });
-    super::run::answer(&model, &args.run, &mut recorder)?;
+    let recall = super::run::answer(&model, &args.run, &mut recorder)?;
     let flushed = recorder.out.flush();
     recorder.error.map_or(flushed, Err).map_err(wrong)?;
     note(format_args!("{}: {} choices", args.trace.display(), recorder.lines));
+    let percent = |r: &Recall| r.share().map_or("-".into(), |share| format!("{:.1}", share * 100.0));
+    let percents: Vec<String> = recall.iter().map(percent).collect();
+    note(format_args!("foreseen of the answer's choices, % in each layer: {}", percents.join(" ")));
     Ok(())
 }

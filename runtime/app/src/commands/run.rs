@@ -7,7 +7,7 @@ use crate::model::{Facts, Model, model_path};
 use crate::reader::Reader;
 use crate::session::{Answer, FILE_BYTES_MAX, Look, Session, read_picture, user_message};
 use forerun_camera::picture::{Limits, PictureError, dimensions};
-use forerun_engine::{Counters, NoObserver, Observer};
+use forerun_engine::{Counters, NoObserver, Observer, Recall};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -37,14 +37,14 @@ pub fn look(model: &Model, args: &VisionArgs, pictures: &[PathBuf]) -> Result<Lo
 /// # Errors
 /// If model, picture or prompt is not usable, it does not fit, or storage fails.
 pub fn run(args: &RunArgs) -> Result<(), AppError> {
-    answer(&Model::open(&model_path(&args.model)?)?, args, &mut NoObserver)
+    answer(&Model::open(&model_path(&args.model)?)?, args, &mut NoObserver).map(drop)
 }
 
-/// Answers the prompt of `args`, of which `observer` hears.
+/// Answers the prompt of `args`, of which `observer` hears, and returns how well each layer was foreseen.
 ///
 /// # Errors
 /// As [`run`].
-pub fn answer(model: &Model, args: &RunArgs, observer: &mut dyn Observer) -> Result<(), AppError> {
+pub fn answer(model: &Model, args: &RunArgs, observer: &mut dyn Observer) -> Result<Vec<Recall>, AppError> {
     let look = look(model, &args.vision, &args.image)?;
     let vision = (!args.image.is_empty()).then(|| model.vision_options(&look)).transpose()?;
     let setup = model.setup(&args.engine, vision);
@@ -58,20 +58,21 @@ pub fn answer(model: &Model, args: &RunArgs, observer: &mut dyn Observer) -> Res
             let mut reader = Reader::new(engine);
             if args.json {
                 let answer = session.answer(&mut reader, &args.sample, observer, &mut |_| Ok(()))?;
-                say(format_args!("{}\n", object(&answer, &reader.engine().counters(), facts)))
+                let engine = reader.engine();
+                say(format_args!("{}\n", object(&answer, &engine.counters(), engine.recall(), facts)))?;
             } else {
                 note(format_args!("{}", headline(facts)));
                 let mut printer = Printer::new();
                 let answer = session.answer(&mut reader, &args.sample, observer, &mut |p| printer.print(p))?;
                 say(format_args!("\n"))?;
                 note(format_args!("{}", summary(&answer, &reader.engine().counters())));
-                Ok(())
             }
+            Ok(reader.engine().recall().to_vec())
         },
     )
 }
 
-fn object(a: &Answer, c: &Counters, facts: &Facts) -> Value {
+fn object(a: &Answer, c: &Counters, recall: &[Recall], facts: &Facts) -> Value {
     let t = &a.timings;
     let mut o = json!({
         "text": a.text,
@@ -97,6 +98,7 @@ fn object(a: &Answer, c: &Counters, facts: &Facts) -> Value {
             "predicted_used": c.predicted_used,
             "predicted_late": c.predicted_late,
             "predicted_wasted": c.predicted_wasted,
+            "recall_per_layer": recall.iter().map(Recall::share).collect::<Vec<_>>(),
             "bytes_demand": c.bytes_demand,
             "bytes_predicted": c.bytes_predicted,
             "stall_us": c.stall_us,

@@ -34,6 +34,7 @@ impl Moe<'_> {
     pub fn abandon(&mut self, storage: &mut impl Storage) -> bool {
         self.nothing_wanted();
         self.lookahead.abandon();
+        self.counters.predicted_wasted += self.cache.release_predictions();
         while self.in_flight > 0 {
             let Some(c) = storage.complete(true) else { break };
             self.in_flight -= 1;
@@ -51,6 +52,12 @@ impl Moe<'_> {
                 self.cache.clear(slot);
             }
         });
+    }
+
+    /// What was read into `slot` is of no use. A prediction was in vain then.
+    fn clear(&mut self, slot: u32) {
+        self.counters.predicted_wasted += u64::from(self.cache.is_predicted(slot));
+        self.cache.clear(slot);
     }
 
     /// No layer is at hand: what lands is kept and let go of.
@@ -171,9 +178,13 @@ impl Moe<'_> {
                     self.ready.push(e as u16);
                 }
                 Place::Loading(slot) => {
-                    let predicted = u64::from(self.cache.hold(slot));
-                    self.counters.predicted_used += predicted;
-                    self.counters.predicted_late += predicted;
+                    if self.cache.hold(slot) {
+                        self.counters.predicted_used += 1;
+                        self.counters.predicted_late += 1;
+                    } else {
+                        // Asked for in an earlier step that did not get it.
+                        self.counters.misses += 1;
+                    }
                     self.awaited += 1;
                 }
                 Place::Absent => {
@@ -261,7 +272,7 @@ impl Moe<'_> {
         let wanted = layer == self.layer && self.count(e) > 0;
         if let Err(error) = c.result {
             // A prediction that failed is asked for again if its layer wants it.
-            self.cache.clear(c.slot);
+            self.clear(c.slot);
             return if wanted {
                 Err(EngineError::Expert { layer, expert: e, offset: read.offset, error })
             } else {
@@ -275,7 +286,7 @@ impl Moe<'_> {
             let expected = self.weights.expert_crc[id as usize];
             if found != expected {
                 if self.suspect[id as usize] {
-                    self.cache.clear(c.slot);
+                    self.clear(c.slot);
                     return if wanted {
                         Err(EngineError::Checksum { layer, expert: e, offset: read.offset, found, expected })
                     } else {

@@ -10,7 +10,7 @@ use crate::commands::{headline, say};
 use crate::error::AppError;
 use crate::model::{Facts, Model, Setup};
 use forerun_engine::ports::Storage;
-use forerun_engine::{Counters, Engine, NoObserver, Observer};
+use forerun_engine::{Counters, Engine, NoObserver, Observer, Recall};
 use forerun_linux::sys;
 use serde_json::{Value, json};
 use std::time::Instant;
@@ -162,7 +162,7 @@ fn measure<S: Storage>(
         }
     }
     let c = engine.counters();
-    let recall: Vec<f64> = engine.recall().iter().map(|r| r.found as f64 / r.chosen.max(1) as f64).collect();
+    let recall: Vec<Option<f64>> = engine.recall().iter().map(Recall::share).collect();
     let device = median(&decode.iter().map(|p| p.device).collect::<Vec<_>>());
     let (p, d) = (report(&prefill), report(&decode));
     let ttft_ms = median(&prefill.iter().map(|p| p.seconds * 1e3).collect::<Vec<_>>());
