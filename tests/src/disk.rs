@@ -10,8 +10,6 @@ use std::cell::Cell;
 
 /// Error number of a failed read.
 pub const EIO: i32 = 5;
-/// What a slot holds while a read into it is in flight, or after it failed.
-const GARBAGE: u8 = 0xa5;
 
 /// How long the device takes for the first byte of a read.
 #[derive(Debug, Clone, Copy)]
@@ -66,7 +64,7 @@ impl Default for Disk {
 /// What the device did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Books {
-    /// Reads and their bytes.
+    /// Reads asked for.
     pub reads: u64,
     /// Bytes of them.
     pub bytes: u64,
@@ -299,8 +297,7 @@ impl Storage for MemStorage<'_> {
         self.catch_up();
         let n = reads.len().min(self.disk.depth - self.flying.len() - self.ended.len());
         for &read in &reads[..n] {
-            let slot = self.range(read.slot);
-            self.slots.bytes_mut()[slot].fill(GARBAGE);
+            assert!(!self.is_in_flight(read.slot), "seed {}: slot {} is in flight", self.seed, read.slot);
             let mut number = 0;
             self.world.note(|b| {
                 (number, b.reads) = (b.reads, b.reads + 1);

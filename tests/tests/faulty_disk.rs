@@ -9,6 +9,7 @@ use forerun_quant::{Shape, Synth, Types};
 use forerun_tests::disk::{Books, Disk, EIO, Latency, World};
 use forerun_tests::{Model, Setup};
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 const PROMPT: [u32; 7] = [5, 300, 41, 7, 900, 12, 77];
 const ANSWER: usize = 4;
@@ -195,7 +196,10 @@ fn good_answer(model: &Model) -> Answer {
 
 /// Of a tiny shape: 16 experts, of which a token uses 4.
 fn synthetic(layers: u64) -> Model {
-    let to = std::env::temp_dir().join(format!("forerun-simulated-{}-{layers}", std::process::id()));
+    // Tests run side by side.
+    static MADE: AtomicUsize = AtomicUsize::new(0);
+    let number = MADE.fetch_add(1, Ordering::Relaxed);
+    let to = std::env::temp_dir().join(format!("forerun-simulated-{}-{number}", std::process::id()));
     let model = Synth { shape: Shape::Tiny, layers: Some(layers), no_vision: true, plain: false, seed: 9 };
     let types = Types { experts: BlockType::Q4K, resident: BlockType::Q8_0, vision: None };
     forerun_quant::synth(model, &to, types, true, &mut |_, _| {}).expect("a model");
@@ -245,7 +249,7 @@ fn a_bad_disk_never_gives_a_wrong_word() {
 
 #[test]
 fn nor_with_quantized_weights() {
-    check_coverage(&simulate_all(&synthetic(4), 0..3000));
+    check_coverage(&simulate_all(&synthetic(4), 0..2000));
 }
 
 /// After the last layer of a token comes the first of the next, which here is the same one.
