@@ -46,8 +46,6 @@ pub struct Counters {
     pub stall_us: u64,
     /// The longest wait, microseconds.
     pub stall_max_us: u64,
-    /// What the device delivered to [`Engine::probe`], bytes per second; 0 if it was not probed.
-    pub device_bytes_per_s: u64,
     /// Tokens computed.
     pub tokens: u64,
     /// Crops that went through the vision tower.
@@ -82,8 +80,8 @@ pub trait Observer {
         let _ = (layer, token, experts);
     }
 
-    /// Measurements only: may put other candidates in the place of those that are foreseen for `layer`, likeliest first;
-    /// `token` is the first of the chunk.
+    /// Measurements only: may put other candidates in the place of those that are foreseen for `layer`, likeliest first,
+    /// when `token` comes alone.
     fn foresee(&mut self, layer: usize, token: usize, candidates: &mut [u16]) {
         let _ = (layer, token, candidates);
     }
@@ -228,17 +226,18 @@ impl<'a, S: Storage> Engine<'a, S> {
         e
     }
 
-    /// Reads experts ahead of any token until all are in memory, or the slots are full.
+    /// Reads experts ahead of any token until all are in memory, or the slots are full. One that cannot be read or differs from
+    /// its checksum is left out, read again when a token chooses it, and an error then.
     ///
     /// # Errors
-    /// If one cannot be read or differs from its checksum.
+    /// If the storage does not answer.
     pub fn preload(&mut self) -> Result<(), EngineError> {
         self.settle()?;
         self.moe.as_mut().map_or(Ok(()), |m| m.preload(&mut self.storage))
     }
 
-    /// Finds out how many reads in flight keep the storage busy, and does with that many from then on. Some 60 experts are
-    /// read, and stay.
+    /// Finds out how many reads in flight keep the storage busy, and does with that many from then on. It takes 72
+    /// to 216 reads of experts, fewer where there are few slots; they stay.
     ///
     /// # Errors
     /// As [`Engine::preload`].

@@ -278,8 +278,9 @@ impl<'a> Moe<'a> {
         top_k(votes, candidates);
         if n > 1 {
             candidates.retain(|&e| votes[usize::from(e)] > 0.0);
+        } else {
+            observer.foresee(next, first, candidates);
         }
-        observer.foresee(next, first, candidates);
     }
 
     /// Sorts the picks by expert, keeping the order of tokens.

@@ -68,13 +68,14 @@ impl Moe<'_> {
         (self.asked, self.awaited, self.chose_us) = (0, 0, None);
     }
 
-    /// Reads those of the experts `ids` that are in no slot, at most `most`, and returns how many they were.
+    /// Reads those of the experts `ids` that are in no slot, at most `most`. One that cannot be read stays in no slot, and is an
+    /// error when a layer wants it.
     fn fetch(
         &mut self,
         storage: &mut impl Storage,
         mut ids: impl Iterator<Item = u32>,
         most: usize,
-    ) -> Result<usize, EngineError> {
+    ) -> Result<(), EngineError> {
         self.nothing_wanted();
         let mut read = 0;
         loop {
@@ -87,7 +88,7 @@ impl Moe<'_> {
             }
             self.submit(storage);
             if self.in_flight == 0 {
-                return Ok(read);
+                return Ok(());
             }
             self.land(storage, true)?;
         }
@@ -97,12 +98,12 @@ impl Moe<'_> {
     pub fn preload(&mut self, storage: &mut impl Storage) -> Result<(), EngineError> {
         let all = self.weights.banks.len() * self.experts;
         let room = all.min(self.cache.slots());
-        self.fetch(storage, 0..room as u32, room).map(drop)
+        self.fetch(storage, 0..room as u32, room)
     }
 
-    /// Bytes per second and reads, of at most `reads` reads of experts that are in no slot, all over the file; others for each
-    /// `round`.
-    fn rate(&mut self, storage: &mut impl Storage, reads: usize, round: u32) -> Result<(f64, usize), EngineError> {
+    /// Bytes per second that the device delivers to at most `reads` reads of experts that are in no slot, all over the file;
+    /// others for each `round`. 0 if all are in slots.
+    pub fn device_rate(&mut self, storage: &mut impl Storage, reads: usize, round: u32) -> Result<f64, EngineError> {
         let all = (self.weights.banks.len() * self.experts) as u32;
         // A step by the golden section visits each expert once, the next one far from all before, if they share no factor.
         let golden = (f64::from(all) * 0.618) as u32;
@@ -110,14 +111,9 @@ impl Moe<'_> {
         let first = round.wrapping_mul(7919);
         let ids = (0..all).map(|i| ((u64::from(first) + u64::from(i) * u64::from(step)) % u64::from(all)) as u32);
         let (bytes, start) = (self.counters.bytes_landed, self.clock.now_us());
-        let read = self.fetch(storage, ids, reads)?;
+        self.fetch(storage, ids, reads)?;
         let us = (self.clock.now_us() - start).max(1);
-        Ok(((self.counters.bytes_landed - bytes) as f64 * 1e6 / us as f64, read))
-    }
-
-    /// Bytes per second that the device delivers to reads of experts, from `reads` of them; 0 if all are in slots.
-    pub fn device_rate(&mut self, storage: &mut impl Storage, reads: usize, round: u32) -> Result<f64, EngineError> {
-        self.rate(storage, reads, round).map(|(rate, _)| rate)
+        Ok((self.counters.bytes_landed - bytes) as f64 * 1e6 / us as f64)
     }
 
     /// Finds out how many reads in flight keep the device busy: the fewest that bring nearly what the best number does. The
@@ -134,7 +130,7 @@ impl Moe<'_> {
                 }
                 self.depth = depth;
                 let round = (pass * PROBE_DEPTHS.len() + depth) as u32;
-                rates[pass] = self.rate(storage, (2 * depth).max(8), round)?.0;
+                rates[pass] = self.device_rate(storage, (2 * depth).max(8), round)?;
             }
             if self.clock.now_us() - start > PROBE_US {
                 break;
@@ -153,7 +149,6 @@ impl Moe<'_> {
         // Some more, so that the device stays busy while those that have landed are looked at; and all that a token may miss in
         // a layer, so that they are one submission.
         self.depth = (2 * found).clamp(self.top_k, DEPTH_MAX.max(self.top_k)).min(depth_max);
-        self.counters.device_bytes_per_s = best as u64;
         if best > 0.0 {
             let bytes = self.weights.banks.iter().map(|b| b.stride).max().unwrap_or(0);
             self.lookahead.read_took((bytes as f64 * 1e6 / best) as f32);
@@ -269,7 +264,8 @@ impl Moe<'_> {
         let id = self.cache.expert_in(c.slot).expect("a slot under way has an expert");
         let (layer, e) = (id as usize / self.experts, id as usize % self.experts);
         let read = self.read(id, c.slot);
-        let wanted = layer == self.layer && self.count(e) > 0;
+        // In a model of one layer, the next one's predictions are of the layer at hand.
+        let wanted = layer == self.layer && self.count(e) > 0 && !self.cache.is_predicted(c.slot);
         if let Err(error) = c.result {
             // A prediction that failed is asked for again if its layer wants it.
             self.clear(c.slot);

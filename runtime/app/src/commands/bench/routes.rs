@@ -2,6 +2,7 @@
 //! foreseen. Always the same for the same numbers.
 
 use forerun_engine::Observer;
+use forerun_engine::router::TOP_K_MAX;
 
 /// Takes the router's place.
 pub struct Routes {
@@ -59,9 +60,9 @@ impl Observer for Routes {
     }
 
     fn foresee(&mut self, layer: usize, token: usize, candidates: &mut [u16]) {
-        let mut right = [0u16; 32];
+        let mut right = [0u16; TOP_K_MAX];
         // Twice as many candidates as experts are chosen: see the engine's lookahead.
-        let right = &mut right[..(candidates.len() / 2).min(32)];
+        let right = &mut right[..(candidates.len() / 2).min(TOP_K_MAX)];
         self.choose(layer, token, right);
         for rank in 0..candidates.len() {
             let wrong = (self.number(layer, token, rank, 2) % self.experts as u64) as u16;
