@@ -1,25 +1,30 @@
 //! What to read ahead for the next layer, and how much of it. Only keeps books: [`crate::moe`] reads.
 //!
 //! A device that is not busy with what a layer needs can read for the next one. Of the time between their choices it has
-//! `gap / read time` reads to give, and the `k`-th of them costs what does not fit in there: with `hidden = min(max(gap / read time - k, 0), 1)`, a right
-//! read saves `hidden` of a read, a wrong one costs `1 - hidden`. So a candidate is read if it is right more often than
-//! `1 - hidden`. How often candidates of a rank are right, and how long the gap is, every layer learns for itself while it
-//! runs; where nothing is worth reading, candidates are not even looked for but on every [`TRIAL`]th step. That is how
-//! prediction switches itself off on a busy device or a model that cannot be foreseen, and on again.
+//! `gap / read time` reads to give, and the `k`-th of them costs what does not fit in there: with `hidden = min(max(gap /
+//! read time - k, 0), 1)`, a right read saves `hidden` of a read, a wrong one costs `1 - hidden`, which counts
+//! [`CAUTION`] times. How often candidates of a rank are right, and how long the gap is, every layer learns for itself
+//! while it runs, from candidates that nobody reads, too. Where nothing is worth reading, candidates are not even looked
+//! for but on every [`TRIAL`]th step. That is how prediction switches itself off on a busy device or a model that cannot be
+//! foreseen, and on again.
 
 use alloc::{vec, vec::Vec};
 
 /// Least share of right candidates at which a rank is read, however idle the device: a wrong one takes the slot of
 /// something, heats, and costs where only the bytes of a second are limited.
-const CUT: f32 = 0.5;
+const CUT: f32 = 0.7;
 /// Weight of the latest step in what is learnt, once there have been as many as this says.
 const LEARN: f32 = 1.0 / MANY as f32;
 const MANY: u8 = 32;
-/// Share assumed of the first `top_k` ranks at the start, as if it had been seen in one step; public measurements are about
-/// 0.8 (design §6).
+/// Share assumed for a chunk at the start, as if it had been seen in one step: there are too few of them to learn first.
 const ASSUMED: f32 = 0.7;
+/// What a wrong read costs, against what a right one saves. More than 1, since a gap is not always lost time: a device whose
+/// bytes of a second are limited makes up for it afterwards.
+const CAUTION: f32 = 3.0;
 /// A layer for which nothing is worth reading is judged again on every so many steps.
 const TRIAL: u32 = 16;
+/// Steps at the start on which every layer is judged.
+const NEW: u32 = 8;
 /// Candidates judged for a token, for each expert that it uses.
 const RANKS_PER_PICK: usize = 2;
 /// Candidates of a chunk.
@@ -36,14 +41,15 @@ struct Record {
     /// Time between the choices of the layer before and of this one that the former's reads leave, microseconds, if it is
     /// known.
     gap_us: Option<f32>,
-    /// Steps since candidates were last looked for.
-    unjudged: u32,
+    /// Steps on which candidates were looked for, as far as it matters.
+    looked: u32,
+    /// Steps since.
+    unlooked: u32,
 }
 
 impl Record {
-    fn new(ranks: usize, sure: usize) -> Self {
-        let right = (0..ranks).map(|r| if r < sure { ASSUMED } else { 0.0 }).collect();
-        Self { right, judged: vec![0; ranks], gap_us: None, unjudged: 0 }
+    fn new(ranks: usize, right: f32) -> Self {
+        Self { right: vec![right; ranks], judged: vec![0; ranks], gap_us: None, looked: 0, unlooked: 0 }
     }
 
     /// Whether a candidate of `rank` is worth being the read after `taken` others.
@@ -52,7 +58,9 @@ impl Record {
             _ if read_us <= 0.0 => 1.0,
             gap_us => (gap_us.unwrap_or(0.0) / read_us - taken as f32).clamp(0.0, 1.0),
         };
-        self.right.get(rank).is_some_and(|&p| p >= CUT && p > 1.0 - hidden)
+        // A better rank is right at least as often, and so often in a slot that little is learnt of it.
+        let p = self.right.get(rank..).unwrap_or_default().iter().fold(0.0, |best: f32, &p| best.max(p));
+        p >= CUT && p * hidden > CAUTION * (1.0 - p) * (1.0 - hidden)
     }
 }
 
@@ -94,8 +102,8 @@ pub(crate) struct Lookahead {
 impl Lookahead {
     pub fn new(layers: usize, top_k: usize) -> Self {
         let ranks = RANKS_PER_PICK * top_k;
-        let mut records = vec![Record::new(ranks, top_k); layers];
-        records.resize(2 * layers, Record::new(CHUNK_RANKS, CHUNK_RANKS));
+        let mut records = vec![Record::new(ranks, 0.0); layers];
+        records.resize(2 * layers, Record::new(CHUNK_RANKS, ASSUMED));
         Self {
             top_k,
             layers,
@@ -134,17 +142,18 @@ impl Lookahead {
     pub fn wants(&mut self, layer: usize, chunk: bool) -> usize {
         let read_us = self.read_us;
         let r = self.record(layer, chunk);
-        if r.worthwhile(0, 0, read_us) || r.unjudged >= TRIAL {
+        if r.worthwhile(0, 0, read_us) || r.looked < NEW || r.unlooked >= TRIAL {
             return r.right.len();
         }
-        r.unjudged += 1;
+        r.unlooked += 1;
         0
     }
 
     /// Looks ahead to `layer` from now on. The candidates are the caller's to add, likeliest first, at most as many as the
     /// layer wants.
     pub fn start(&mut self, layer: usize, chunk: bool) -> &mut Vec<u16> {
-        self.record(layer, chunk).unjudged = 0;
+        let r = self.record(layer, chunk);
+        (r.looked, r.unlooked) = ((r.looked + 1).min(NEW), 0);
         (self.target, self.seen, self.taken) = (Some((layer, chunk)), 0, 0);
         self.candidates.clear();
         &mut self.candidates
@@ -297,6 +306,7 @@ mod tests {
     #[test]
     fn what_was_not_read_in_time_is_forgotten() {
         let mut l = Lookahead::new(2, TOP_K);
+        (0..MANY).for_each(|_| _ = step(&mut l, 1e5, &[0, 1, 2, 3]));
         l.start(1, false).extend([5, 6, 7]);
         assert_eq!(l.next(), Some((1, 5)));
         l.took();
