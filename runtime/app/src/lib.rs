@@ -10,6 +10,7 @@ pub mod error;
 pub mod model;
 pub mod prompt;
 pub mod reader;
+pub mod service;
 pub mod session;
 pub mod template;
 pub mod tokenizer;

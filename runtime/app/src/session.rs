@@ -16,8 +16,10 @@ use forerun_engine::sampler::{Sampler, Sampling};
 use forerun_engine::slicing::{Detail, plan};
 use forerun_linux::sys;
 use serde_json::{Value, json};
+use std::borrow::Cow;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Largest picture file, whatever room there is.
@@ -47,6 +49,53 @@ pub fn read_picture(path: &Path, bytes_max: u64) -> Result<Vec<u8>, AppError> {
     (&file).take(bytes_max + 1).read_to_end(&mut bytes).map_err(at)?;
     sys::drop_page_cache(&file);
     if bytes.len() as u64 > bytes_max { Err(wrong("more bytes than before")) } else { Ok(bytes) }
+}
+
+/// A picture file: on storage, or one that came another way.
+#[derive(Debug, Clone)]
+pub enum Picture {
+    /// To be read when it is looked at.
+    File(PathBuf),
+    /// In memory.
+    Memory {
+        /// What errors call it, such as `picture 2`.
+        name: String,
+        /// The whole file.
+        bytes: Arc<Vec<u8>>,
+    },
+}
+
+impl From<PathBuf> for Picture {
+    fn from(path: PathBuf) -> Self {
+        Self::File(path)
+    }
+}
+
+impl Picture {
+    /// Its path, or the name in the place of one.
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::File(path) => path,
+            Self::Memory { name, .. } => Path::new(name),
+        }
+    }
+
+    /// The whole file, of at most `bytes_max` bytes.
+    ///
+    /// # Errors
+    /// If it cannot be read or is larger.
+    pub fn read(&self, bytes_max: u64) -> Result<Cow<'_, [u8]>, AppError> {
+        match self {
+            Self::File(path) => read_picture(path, bytes_max).map(Cow::Owned),
+            Self::Memory { bytes, .. } if bytes.len() as u64 <= bytes_max => Ok(Cow::Borrowed(bytes)),
+            Self::Memory { name, bytes } => {
+                let found = bytes.len();
+                Err(AppError::Input(format!(
+                    "{name}: found {found} bytes, expected at most {bytes_max}: make it smaller"
+                )))
+            }
+        }
+    }
 }
 
 /// A message of a user: pictures, then text.
@@ -150,7 +199,7 @@ pub struct Session<'m> {
     /// Messages, oldest first.
     pub messages: Vec<Value>,
     /// Pictures of the messages, in their order.
-    pub pictures: Vec<PathBuf>,
+    pub pictures: Vec<Picture>,
     /// What of it stays.
     pub fixed: Fixed,
 }
@@ -162,13 +211,14 @@ impl<'m> Session<'m> {
         Self { model, look, messages, pictures: Vec::new(), fixed: Fixed::Nothing }
     }
 
-    /// `(width, height)` of the picture `path`, if it is one that can be shown as far as its header tells.
+    /// `(width, height)` of `picture`, if it is one that can be shown as far as its header tells.
     ///
     /// # Errors
     /// If it cannot be read, is no picture, too large or too narrow.
-    pub fn check_picture(&self, path: &Path) -> Result<(u32, u32), AppError> {
+    pub fn check_picture(&self, picture: &Picture) -> Result<(u32, u32), AppError> {
         let params = self.model.slicing(&self.look)?;
-        let bytes = read_picture(path, self.look.file_bytes_max)?;
+        let path = picture.path();
+        let bytes = picture.read(self.look.file_bytes_max)?;
         let wrong = |error| AppError::Picture { path: path.into(), error };
         let (width, height) = dimensions(&bytes).map_err(wrong)?;
         let pixels_max = self.look.pixels_max;
@@ -182,9 +232,9 @@ impl<'m> Session<'m> {
 
     /// Shows picture `i` to the vision tower, unless it is the one that `reader` has there.
     fn see<S: Storage>(&self, reader: &mut Reader<'_, '_, S>, i: usize) -> Result<VisualGrid, AppError> {
-        let path = self.pictures[i].as_path();
+        let path = self.pictures[i].path();
         let params = self.model.slicing(&self.look)?;
-        let bytes = read_picture(path, self.look.file_bytes_max)?;
+        let bytes = self.pictures[i].read(self.look.file_bytes_max)?;
         let id = PictureId::new(&bytes, self.look.detail, params.max_slices);
         if let Some(grid) = reader.knows(i, &id) {
             return Ok(grid.clone());

@@ -160,7 +160,7 @@ fn words(path: &Path) {
     let mut session = Session::new(&model, look, None);
     session.messages.push(user_message(1, "What is in the picture?"));
     session.fixed = Fixed::Messages;
-    session.pictures.push(tests("demo/scene_083.png"));
+    session.pictures.push(tests("demo/scene_083.png").into());
     for (think, temperature) in [(false, 0.0), (true, 0.0), (false, 1.0)] {
         let args =
             SampleArgs { max_tokens: 64, temperature: Some(temperature), top_p: None, top_k: None, seed: 1, think };

@@ -5,7 +5,7 @@ use crate::cli::{RunArgs, VisionArgs};
 use crate::error::AppError;
 use crate::model::{Facts, Model, model_path};
 use crate::reader::Reader;
-use crate::session::{Answer, FILE_BYTES_MAX, Look, Session, read_picture, user_message};
+use crate::session::{Answer, FILE_BYTES_MAX, Look, Picture, Session, read_picture, user_message};
 use forerun_camera::picture::{Limits, PictureError, dimensions};
 use forerun_engine::{Counters, NoObserver, Observer, Recall};
 use serde_json::{Value, json};
@@ -50,7 +50,7 @@ pub fn answer(model: &Model, args: &RunArgs, observer: &mut dyn Observer) -> Res
     let setup = model.setup(&args.engine, vision);
     let mut session = Session::new(model, look, args.system.as_deref());
     session.messages.push(user_message(args.image.len(), &args.prompt));
-    session.pictures.clone_from(&args.image);
+    session.pictures.extend(args.image.iter().cloned().map(Picture::File));
     model.with_engine(
         &setup,
         |s| s,
