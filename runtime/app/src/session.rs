@@ -1,18 +1,20 @@
 //! A conversation: messages and pictures in, words out.
 
-use crate::cli::{SampleArgs, VisionArgs};
+use crate::cli::VisionArgs;
 use crate::error::AppError;
 use crate::model::{Model, text_bytes_max};
 use crate::prompt::{Prompt, Visual, VisualGrid};
 use crate::reader::{PictureId, Reader};
+use crate::request::Request;
+use crate::speaker::{Next, Speaker};
 use crate::template::Conversation;
-use crate::tokenizer::Stream;
+use crate::tools::ToolCall;
+use crate::words::{Said, Words};
 use forerun_camera::picture::{Limits, PictureError, Rgb, dimensions};
 use forerun_camera::resize::crops;
 use forerun_engine::Observer;
 use forerun_engine::ports::Storage;
 use forerun_engine::positions::TokenType;
-use forerun_engine::sampler::{Sampler, Sampling};
 use forerun_engine::slicing::{Detail, plan};
 use forerun_linux::sys;
 use serde_json::{Value, json};
@@ -20,7 +22,7 @@ use std::borrow::Cow;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Largest picture file, whatever room there is.
 pub const FILE_BYTES_MAX: u64 = 64 << 20;
@@ -152,7 +154,9 @@ pub struct Answer {
     pub thinking: Option<String>,
     /// Tokens generated, the one that ended the answer included.
     pub tokens: Vec<u32>,
-    /// `stop` or `length`.
+    /// Tools that it calls, in order.
+    pub calls: Vec<ToolCall>,
+    /// `stop`, `tool_calls`, `length` (of tokens) or `deadline`.
     pub finish_reason: &'static str,
     /// Tokens of the prompt, visual ones included.
     pub prompt_tokens: usize,
@@ -176,6 +180,8 @@ pub enum Piece<'a> {
     Thought(&'a str),
     /// Words.
     Text(&'a str),
+    /// A call of a tool, whole.
+    Call(&'a ToolCall),
 }
 
 /// Takes the pieces of an answer as they come; an error ends the answer.
@@ -250,11 +256,17 @@ impl<'m> Session<'m> {
     }
 
     /// The prompt, with or without the beginning of an answer.
-    fn prompt(&self, visuals: &[Visual], think: bool, answer: bool, context: usize) -> Result<Prompt, AppError> {
+    fn prompt(
+        &self,
+        visuals: &[Visual],
+        request: &Request<'_>,
+        answer: bool,
+        context: usize,
+    ) -> Result<Prompt, AppError> {
         let text = self.model.template.render(&Conversation {
             messages: &self.messages,
-            tools: &[],
-            enable_thinking: Some(think),
+            tools: request.tools,
+            enable_thinking: Some(request.think),
             add_generation_prompt: answer,
         })?;
         let (found, max) = (text.len(), text_bytes_max(context));
@@ -270,14 +282,14 @@ impl<'m> Session<'m> {
         reader: &Reader<'_, '_, S>,
         prompt: &Prompt,
         visuals: &[Visual],
-        think: bool,
+        request: &Request<'_>,
     ) -> Result<usize, AppError> {
         if !reader.engine().can_save() {
             return Ok(0);
         }
         Ok(match self.fixed {
             Fixed::Nothing => 0,
-            Fixed::Messages => prompt.common(&self.prompt(visuals, think, false, reader.engine().context())?),
+            Fixed::Messages => prompt.common(&self.prompt(visuals, request, false, reader.engine().context())?),
             Fixed::BeforePicture(i) => {
                 let placeholders = prompt.types.iter().enumerate().filter(|(_, t)| **t != TokenType::Text);
                 placeholders.map(|(at, _)| at).nth(reader.features(i)).unwrap_or(0)
@@ -285,128 +297,74 @@ impl<'m> Session<'m> {
         })
     }
 
-    /// Answers the conversation, giving words to `emit` as they come and everything else to `observer`. What the state of
-    /// `reader` holds of it is not computed again.
+    /// Answers the conversation as `request` asks, giving words to `emit` as they come and everything else to `observer`.
+    /// What the state of `reader` holds of it is not computed again.
     ///
     /// # Errors
-    /// If a picture or the prompt is not usable, it does not fit, or storage fails; and those of `emit`.
-    pub fn answer<S: Storage>(
-        &self,
+    /// If a picture or the prompt is not usable, it does not fit, or storage fails; if it is cancelled; and those of `emit`.
+    pub fn answer<'r, S: Storage>(
+        &'r self,
         reader: &mut Reader<'_, '_, S>,
-        args: &SampleArgs,
+        request: impl Into<Request<'r>>,
         observer: &mut dyn Observer,
         emit: &mut Emit<'_>,
     ) -> Result<Answer, AppError> {
         let start = Instant::now();
         let ms = |from: Instant| from.elapsed().as_secs_f64() * 1e3;
-        self.model.prompts.check_text(&self.messages, &[])?;
+        let request: Request<'r> = request.into();
+        self.model.prompts.check_text(&self.messages, request.tools)?;
+        let context = reader.engine().context();
+        // Before anything is computed, for it may say that the answer is too short.
+        let words = Words::new(self.model, &request, text_bytes_max(context));
+        let mut speaker = Speaker::new(self.model, &request, words)?;
         let mut visuals = Vec::new();
         for i in 0..self.pictures.len() {
+            if request.is_cancelled() {
+                return Err(AppError::Cancelled);
+            }
             visuals.push(Visual::Image(self.see(reader, i)?));
         }
         reader.keep_pictures(visuals.len());
         let mut timings = Timings { vision_ms: ms(start), ..Timings::default() };
 
-        let context = reader.engine().context();
-        let prompt = self.prompt(&visuals, args.think, true, context)?;
-        let fixed = self.fixed(reader, &prompt, &visuals, args.think)?;
+        let prompt = self.prompt(&visuals, &request, true, context)?;
+        let fixed = self.fixed(reader, &prompt, &visuals, &request)?;
         let prefill = Instant::now();
         let cached_tokens = reader.read(&prompt, fixed, observer)?;
         timings.prefill_ms = ms(prefill);
+        speaker.reserve(context - reader.engine().len() + 1);
 
-        let defaults = self.model.config.sampling;
-        let settings = Sampling {
-            temperature: args.temperature.unwrap_or(defaults.temperature),
-            top_k: args.top_k.unwrap_or(defaults.top_k as usize),
-            top_p: args.top_p.unwrap_or(defaults.top_p),
-            seed: args.seed,
-        };
-        let mut sampler = Sampler::new(settings, self.model.config.text.vocab);
-        let ids = &self.model.config.tokens;
-        // Room for the longest answer, so that no step allocates.
-        let mut words = Words::new(self.model, args.think, text_bytes_max(context));
-        let mut tokens = Vec::with_capacity(args.max_tokens.min(context - reader.engine().len() + 1));
-        let mut finish_reason = "length";
         let decode = Instant::now();
-        while tokens.len() < args.max_tokens {
-            let next = sampler.sample(reader.engine().logits(), &[ids.image, ids.video]);
-            tokens.push(next);
-            if tokens.len() == 1 {
+        let mut step = Duration::ZERO;
+        let mut finish_reason = loop {
+            match request.must_end(step) {
+                Some("cancelled") => return Err(AppError::Cancelled),
+                Some(why) => break why,
+                None => {}
+            }
+            let before = Instant::now();
+            let said = speaker.next(reader.engine().logits(), emit)?;
+            if timings.first_token_ms == 0.0 {
                 timings.first_token_ms = ms(start);
             }
-            if ids.stop.contains(&next) {
-                finish_reason = "stop";
-                break;
-            }
-            words.push(next, emit)?;
+            let next = match said {
+                Next::Token(next) => next,
+                Next::End(why) => break why,
+            };
             let len = reader.engine().len();
-            if tokens.len() == args.max_tokens || len == context {
-                break;
+            if len == context {
+                break "length";
             }
             // Positions of a prompt are at most its length, so the sum is a small non-negative number.
             reader.step(next, (len as i64 + prompt.positions.delta).max(0) as u32, observer)?;
-        }
+            step = before.elapsed();
+        };
+        let (Said { text, thought, calls }, tokens) = speaker.finish(emit)?;
         timings.decode_ms = ms(decode);
-        let (text, thinking) = words.finish(emit)?;
-        let (thinking, prompt_tokens) = (args.think.then_some(thinking), prompt.ids.len());
-        Ok(Answer { text, thinking, tokens, finish_reason, prompt_tokens, cached_tokens, timings })
-    }
-}
-
-/// Splits a stream of tokens into thoughts and words.
-struct Words<'m> {
-    model: &'m Model,
-    stream: Stream,
-    end_of_thought: Option<u32>,
-    thinking: bool,
-    text: String,
-    thought: String,
-}
-
-impl<'m> Words<'m> {
-    /// `bytes`: usual length of an answer, at most.
-    fn new(model: &'m Model, think: bool, bytes: usize) -> Self {
-        let end_of_thought = model.tokenizer.id_of("</think>");
-        let thinking = think && end_of_thought.is_some();
-        let thought = String::with_capacity(if thinking { bytes } else { 0 });
-        let text = String::with_capacity(bytes);
-        Self { model, stream: Stream::new(true), end_of_thought, thinking, text, thought }
-    }
-
-    fn push(&mut self, token: u32, emit: &mut Emit<'_>) -> Result<(), AppError> {
-        if self.thinking && Some(token) == self.end_of_thought {
-            self.flush(emit)?;
-            self.thinking = false;
-            return Ok(());
+        if !calls.is_empty() && finish_reason == "stop" {
+            finish_reason = "tool_calls";
         }
-        let piece = self.stream.push(&self.model.tokenizer, token);
-        Self::give(self.thinking, piece, &mut self.text, &mut self.thought, emit)
-    }
-
-    fn flush(&mut self, emit: &mut Emit<'_>) -> Result<(), AppError> {
-        let rest = self.stream.finish();
-        Self::give(self.thinking, rest, &mut self.text, &mut self.thought, emit)
-    }
-
-    fn give(
-        thinking: bool,
-        piece: &str,
-        text: &mut String,
-        thought: &mut String,
-        emit: &mut Emit<'_>,
-    ) -> Result<(), AppError> {
-        // White space between the thoughts and the answer belongs to neither.
-        let target = if thinking { thought } else { text };
-        let piece = if target.is_empty() { piece.trim_start() } else { piece };
-        if piece.is_empty() {
-            return Ok(());
-        }
-        target.push_str(piece);
-        emit(if thinking { Piece::Thought(piece) } else { Piece::Text(piece) })
-    }
-
-    fn finish(mut self, emit: &mut Emit<'_>) -> Result<(String, String), AppError> {
-        self.flush(emit)?;
-        Ok((self.text.trim_end().to_owned(), self.thought.trim_end().to_owned()))
+        let (thinking, prompt_tokens) = (request.think.then_some(thought), prompt.ids.len());
+        Ok(Answer { text, thinking, calls, tokens, finish_reason, prompt_tokens, cached_tokens, timings })
     }
 }

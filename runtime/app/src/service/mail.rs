@@ -106,6 +106,7 @@ impl Outbox {
             match piece {
                 Piece::Thought(t) => s.thought.push_str(t),
                 Piece::Text(t) => s.text.push_str(t),
+                Piece::Call(_) => {}
             }
             !s.cancelled
         })
