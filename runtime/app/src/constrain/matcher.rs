@@ -16,8 +16,8 @@ pub struct Matcher<'c> {
     index: &'c TokenIndex,
     tokenizer: &'c Tokenizer,
     stop: &'c [u32],
-    heads: Vec<Head>,
-    frames: Frames,
+    pub(super) heads: Vec<Head>,
+    pub(super) frames: Frames,
     /// Bit `id % 64` of word `id / 64`: token `id` may come next.
     mask: Vec<u64>,
     scratch: Scratch,

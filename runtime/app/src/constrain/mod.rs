@@ -15,7 +15,10 @@ mod number;
 mod overlap;
 mod schema;
 mod string;
+#[cfg(test)]
+mod tests;
 mod tokens;
+mod words;
 
 pub use grammar::{DEPTH_MAX, Grammar, PROPERTIES_MAX, SHORTEST_BYTES_MAX};
 pub use machine::HEADS_MAX;

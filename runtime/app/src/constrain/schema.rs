@@ -8,6 +8,10 @@ use super::grammar::{
 };
 use super::number::{Bound, NumberSpec};
 use super::overlap::{PAIRS_MAX, may_overlap};
+use super::words::{
+    ANNOTATIONS, LOOSE, OF_ARRAYS, OF_NUMBERS, OF_OBJECTS, OF_STRINGS, REFUSED, TYPES, count, head, is_type,
+    property_text, short, within, wrong,
+};
 use serde_json::{Map, Value};
 use std::collections::{BTreeSet, HashMap};
 
@@ -21,8 +25,6 @@ const STEPS_MAX: usize = 1 << 20;
 /// Values of all enumerations, and their bytes.
 const LITERALS_MAX: usize = 8192;
 const LITERAL_BYTES_MAX: usize = 256 << 10;
-/// Characters and items that can be counted.
-const COUNT_MAX: u32 = 1 << 30;
 
 /// A schema that cannot be followed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -35,64 +37,6 @@ pub struct SchemaError {
     /// What could be.
     pub expected: String,
 }
-
-/// Words that say nothing about the shape.
-const ANNOTATIONS: [&str; 17] = [
-    "title",
-    "description",
-    "default",
-    "examples",
-    "example",
-    "$schema",
-    "$id",
-    "id",
-    "$comment",
-    "$anchor",
-    "deprecated",
-    "readOnly",
-    "writeOnly",
-    "$defs",
-    "definitions",
-    "name",
-    "strict",
-];
-/// Words that are known, and not enforced.
-const LOOSE: [&str; 8] = [
-    "format",
-    "pattern",
-    "multipleOf",
-    "uniqueItems",
-    "minProperties",
-    "maxProperties",
-    "contentEncoding",
-    "contentMediaType",
-];
-/// Words that change the shape and are not supported, and what to do instead.
-const REFUSED: [(&str, &str); 17] = [
-    ("not", "say what is allowed instead"),
-    ("if", "anyOf"),
-    ("then", "anyOf"),
-    ("else", "anyOf"),
-    ("patternProperties", "properties or additionalProperties"),
-    ("propertyNames", "properties"),
-    ("dependentSchemas", "anyOf"),
-    ("dependentRequired", "anyOf"),
-    ("dependencies", "anyOf"),
-    ("contains", "items or prefixItems"),
-    ("minContains", "items or prefixItems"),
-    ("maxContains", "items or prefixItems"),
-    ("unevaluatedProperties", "additionalProperties"),
-    ("unevaluatedItems", "items"),
-    ("$dynamicRef", "$ref"),
-    ("$recursiveRef", "$ref"),
-    ("disallow", "say what is allowed instead"),
-];
-/// Words about values of a kind, which is meant where no type is given.
-const OF_OBJECTS: [&str; 3] = ["properties", "required", "additionalProperties"];
-const OF_ARRAYS: [&str; 5] = ["items", "prefixItems", "additionalItems", "minItems", "maxItems"];
-const OF_STRINGS: [&str; 2] = ["minLength", "maxLength"];
-const OF_NUMBERS: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
-const TYPES: [&str; 7] = ["null", "boolean", "object", "array", "number", "integer", "string"];
 
 enum Part {
     Alternative(u32),
@@ -578,52 +522,4 @@ impl<'v> Compiler<'v> {
         }
         Ok(grammar)
     }
-}
-
-fn wrong(path: &str, found: String, expected: &str) -> SchemaError {
-    // A path may be made of long names.
-    SchemaError { path: head(path).into(), found, expected: expected.to_owned() }
-}
-
-/// At most the first 200 characters.
-fn head(text: &str) -> &str {
-    text.char_indices().nth(200).map_or(text, |(at, _)| &text[..at])
-}
-
-/// A value in an error.
-fn short(v: &Value) -> String {
-    match v {
-        Value::Object(_) => "an object".into(),
-        Value::Array(a) => format!("a list of {}", a.len()),
-        other => head(&other.to_string()).to_owned(),
-    }
-}
-
-/// The text of a property without its first quote.
-fn property_text(name: &str) -> Box<[u8]> {
-    Value::from(name).to_string().as_bytes()[1..].into()
-}
-
-fn count(o: &Map<String, Value>, key: &str, path: &str) -> Result<Option<u32>, SchemaError> {
-    let Some(v) = o.get(key) else { return Ok(None) };
-    let n = v.as_f64().filter(|n| *n >= 0.0 && n.fract() == 0.0);
-    let n = n.ok_or_else(|| wrong(&format!("{path}/{key}"), short(v), "a whole number of at least 0"))?;
-    Ok(Some(if n >= f64::from(COUNT_MAX) { u32::MAX } else { n as u32 }))
-}
-
-fn is_type(value: &Value, t: &str) -> bool {
-    match value {
-        Value::Null => t == "null",
-        Value::Bool(_) => t == "boolean",
-        Value::String(_) => t == "string",
-        Value::Array(_) => t == "array",
-        Value::Object(_) => t == "object",
-        Value::Number(n) => t == "number" || (t == "integer" && n.as_f64().is_some_and(|n| n.fract() == 0.0)),
-    }
-}
-
-fn within(n: &serde_json::Number, bound: &Bound, lower: bool) -> bool {
-    let (Some(n), Ok(b)) = (n.as_f64(), bound.text.parse::<f64>()) else { return false };
-    let (a, b) = if lower { (b, n) } else { (n, b) };
-    if bound.exclusive { a < b } else { a <= b }
 }
