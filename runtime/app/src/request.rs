@@ -4,9 +4,10 @@
 
 use crate::cli::SampleArgs;
 use crate::constrain::Constraint;
+use forerun_engine::Observer;
 use serde_json::Value;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What is asked of one answer.
 #[derive(Debug, Clone, Copy, Default)]
@@ -36,19 +37,26 @@ pub struct Request<'r> {
     pub cancel: Option<&'r AtomicBool>,
 }
 
+/// Why an answer must end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    Cancelled,
+    Deadline,
+}
+
 impl Request<'_> {
     /// Whether it was cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.cancel.is_some_and(|c| c.load(Ordering::Relaxed))
     }
 
-    /// Why the answer must end now, if it must: `cancelled`, or `deadline`. `step` is how long another token takes.
-    pub(crate) fn must_end(&self, step: std::time::Duration) -> Option<&'static str> {
+    /// Why the answer must end now, if it must. `step` is how long another token takes.
+    pub(crate) fn must_end(&self, step: Duration) -> Option<Ending> {
         if self.is_cancelled() {
-            return Some("cancelled");
+            return Some(Ending::Cancelled);
         }
         let late = |deadline: Instant| Instant::now().checked_add(step).is_none_or(|then| then > deadline);
-        self.deadline.is_some_and(late).then_some("deadline")
+        self.deadline.is_some_and(late).then_some(Ending::Deadline)
     }
 }
 
@@ -69,5 +77,45 @@ impl From<&SampleArgs> for Request<'_> {
             think: a.think,
             ..Self::default()
         }
+    }
+}
+
+/// Passes on what an observer hears, and stops a prompt whose answer is not wanted any more.
+pub(crate) struct Watch<'w, 'r> {
+    pub observer: &'w mut dyn Observer,
+    pub request: &'w Request<'r>,
+}
+
+impl Observer for Watch<'_, '_> {
+    fn cancelled(&mut self) -> bool {
+        self.request.must_end(Duration::ZERO).is_some() || self.observer.cancelled()
+    }
+
+    fn wants_all_logits(&self) -> bool {
+        self.observer.wants_all_logits()
+    }
+
+    fn hidden(&mut self, layer: usize, first: usize, x: &[f32]) {
+        self.observer.hidden(layer, first, x);
+    }
+
+    fn router_input(&mut self, layer: usize, first: usize, x: &[f32]) {
+        self.observer.router_input(layer, first, x);
+    }
+
+    fn routed(&mut self, layer: usize, token: usize, experts: &[u16], weights: &[f32]) {
+        self.observer.routed(layer, token, experts, weights);
+    }
+
+    fn reroute(&mut self, layer: usize, token: usize, experts: &mut [u16]) {
+        self.observer.reroute(layer, token, experts);
+    }
+
+    fn foresee(&mut self, layer: usize, token: usize, candidates: &mut [u16]) {
+        self.observer.foresee(layer, token, candidates);
+    }
+
+    fn logits(&mut self, token: usize, logits: &[f32]) {
+        self.observer.logits(token, logits);
     }
 }

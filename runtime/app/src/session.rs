@@ -5,17 +5,17 @@ use crate::error::AppError;
 use crate::model::{Model, text_bytes_max};
 use crate::prompt::{Prompt, Visual, VisualGrid};
 use crate::reader::{PictureId, Reader};
-use crate::request::Request;
+use crate::request::{Ending, Request, Watch};
 use crate::speaker::{Next, Speaker};
 use crate::template::Conversation;
 use crate::tools::ToolCall;
 use crate::words::{Said, Words};
 use forerun_camera::picture::{Limits, PictureError, Rgb, dimensions};
 use forerun_camera::resize::crops;
-use forerun_engine::Observer;
 use forerun_engine::ports::Storage;
 use forerun_engine::positions::TokenType;
 use forerun_engine::slicing::{Detail, plan};
+use forerun_engine::{EngineError, Observer};
 use forerun_linux::sys;
 use serde_json::{Value, json};
 use std::borrow::Cow;
@@ -330,7 +330,12 @@ impl<'m> Session<'m> {
         let prompt = self.prompt(&visuals, &request, true, context)?;
         let fixed = self.fixed(reader, &prompt, &visuals, &request)?;
         let prefill = Instant::now();
-        let cached_tokens = reader.read(&prompt, fixed, observer)?;
+        let cached_tokens =
+            match reader.read(&prompt, fixed, &mut Watch { observer: &mut *observer, request: &request }) {
+                Ok(tokens) => Some(tokens),
+                Err(EngineError::Cancelled) => None,
+                Err(e) => return Err(e.into()),
+            };
         timings.prefill_ms = ms(prefill);
         speaker.reserve(context - reader.engine().len() + 1);
 
@@ -338,8 +343,9 @@ impl<'m> Session<'m> {
         let mut step = Duration::ZERO;
         let mut finish_reason = loop {
             match request.must_end(step) {
-                Some("cancelled") => return Err(AppError::Cancelled),
-                Some(why) => break why,
+                Some(Ending::Deadline) => break "deadline",
+                Some(Ending::Cancelled) => return Err(AppError::Cancelled),
+                None if cached_tokens.is_none() => return Err(AppError::Cancelled),
                 None => {}
             }
             let before = Instant::now();
@@ -364,6 +370,7 @@ impl<'m> Session<'m> {
         if !calls.is_empty() && finish_reason == "stop" {
             finish_reason = "tool_calls";
         }
+        let cached_tokens = cached_tokens.unwrap_or(0);
         let (thinking, prompt_tokens) = (request.think.then_some(thought), prompt.ids.len());
         Ok(Answer { text, thinking, calls, tokens, finish_reason, prompt_tokens, cached_tokens, timings })
     }

@@ -3,6 +3,8 @@
 //! Bounded numbers are written without an exponent and with at most 15 digits, so that text, double and bounds compare alike
 //! in every reader. An integer is written without a fraction.
 
+use std::io::Write;
+
 /// Digits before the point of an integer, of a bounded number, and of any other number.
 const INTEGER_DIGITS: u32 = 18;
 const DIGITS: u32 = 15;
@@ -242,10 +244,8 @@ impl NumberSpec {
                 if bytes <= room
                     && let Some(x) = multiple(least.max(lo), most.min(hi), self.unit())
                 {
-                    let text = (x / self.unit()).to_string();
-                    let from = if start { 0 } else { usize::from(n.count) };
-                    out.extend_from_slice(text.as_bytes().get(from..).unwrap_or_default());
-                    return;
+                    let known = if start { 0 } else { n.count };
+                    return put(out, known, format_args!("{}", x / self.unit()));
                 }
             }
             // What stands before the point if a fraction follows: given, or zero.
@@ -261,24 +261,21 @@ impl NumberSpec {
             let (least, most) = self.span(base, 0);
             let unit = 10i128.pow(self.fraction - given - digits);
             if let Some(x) = multiple(least.max(lo), most.min(hi), unit) {
-                out.extend_from_slice(lead.as_bytes());
-                let text = format!("{:0width$}", (x - least) / unit, width = digits as usize);
-                out.extend_from_slice(text.as_bytes());
-                return;
+                return put(out, 0, format_args!("{lead}{:0width$}", (x - least) / unit, width = digits as usize));
             }
         }
         // Large and broken, as 1234567.5 between two whole numbers: all of it.
-        if start && let Some(x) = multiple(lo, hi, 1) {
-            let (whole, rest) = (x / self.unit(), x % self.unit());
-            let text = format!("{whole}.{rest:0width$}", width = self.fraction as usize);
-            out.extend_from_slice(text.as_bytes());
-        } else if let Some((x, more)) = (0..=self.more(n)).find_map(|more| {
-            let (least, most) = self.span(n, more);
-            multiple(least.max(lo), most.min(hi), 1).map(|x| (x, more))
-        }) {
-            let _ = more;
-            let text = format!("{}.{:0width$}", x / self.unit(), x % self.unit(), width = self.fraction as usize);
-            out.extend_from_slice(text.as_bytes().get(usize::from(n.count)..).unwrap_or_default());
+        let all = if start {
+            multiple(lo, hi, 1)
+        } else {
+            (0..=self.more(n)).find_map(|more| {
+                let (least, most) = self.span(n, more);
+                multiple(least.max(lo), most.min(hi), 1)
+            })
+        };
+        if let Some(x) = all {
+            let (whole, rest, width) = (x / self.unit(), x % self.unit(), self.fraction as usize);
+            put(out, if start { 0 } else { n.count }, format_args!("{whole}.{rest:0width$}"));
         }
     }
 
@@ -302,6 +299,14 @@ impl NumberSpec {
         let first = bytes.next().and_then(|b| self.start(b));
         bytes.try_fold(first, |n, b| Some(n.and_then(|n| self.step(n, b)))).flatten().is_some_and(|n| self.is_whole(n))
     }
+}
+
+/// Adds `text` without its first `known` bytes.
+fn put(out: &mut Vec<u8>, known: u8, text: std::fmt::Arguments<'_>) {
+    let start = out.len();
+    // Writing to memory does not fail.
+    let _ = out.write_fmt(text);
+    out.drain(start..out.len().min(start + usize::from(known)));
 }
 
 /// The least multiple of `unit` from `lo` to `hi`.
