@@ -29,8 +29,8 @@ pub(crate) struct Words<'m> {
     tools: &'m [Value],
     /// Words that may be the beginning of something else.
     held: String,
-    /// Whether what is held follows [`OPEN`].
-    calling: bool,
+    /// Where in what is held a call begins, after white space and [`OPEN`].
+    calling: Option<usize>,
     stopped: bool,
     said: Said,
 }
@@ -50,7 +50,7 @@ impl<'m> Words<'m> {
         };
         let held = String::with_capacity(if holds { bytes } else { 0 });
         let stream = Stream::new(true);
-        Self { model, stream, end_of_thought, thinking, stop, tools, held, calling: false, stopped: false, said }
+        Self { model, stream, end_of_thought, thinking, stop, tools, held, calling: None, stopped: false, said }
     }
 
     /// The token that ends the thoughts, while there are some.
@@ -81,9 +81,9 @@ impl<'m> Words<'m> {
     /// Gives what of the held words is clear.
     fn sift(&mut self, emit: &mut Emit<'_>) -> Result<(), AppError> {
         while !self.stopped {
-            if self.calling {
-                let Some(end) = self.held.find(CLOSE) else { return Ok(()) };
-                self.call(end, end + CLOSE.len(), emit)?;
+            if let Some(begin) = self.calling {
+                let Some(len) = self.held[begin..].find(CLOSE) else { return Ok(()) };
+                self.call(begin, begin + len, begin + len + CLOSE.len(), emit)?;
                 continue;
             }
             let open = if self.tools.is_empty() { None } else { self.held.find(OPEN) };
@@ -94,9 +94,10 @@ impl<'m> Words<'m> {
                 self.stopped = true;
             } else if let Some(at) = open {
                 // Line breaks before a call belong to it.
-                give(Piece::Text(self.held[..at].trim_end()), &mut self.said, emit)?;
-                self.held.drain(..at + OPEN.len());
-                self.calling = true;
+                let words = self.held[..at].trim_end().len();
+                give(Piece::Text(&self.held[..words]), &mut self.said, emit)?;
+                self.held.drain(..words);
+                self.calling = Some(at - words + OPEN.len());
             } else {
                 let clear = self.clear();
                 give(Piece::Text(&self.held[..clear]), &mut self.said, emit)?;
@@ -125,20 +126,17 @@ impl<'m> Words<'m> {
         if self.tools.is_empty() { at } else { self.held[..at].trim_end().len() }
     }
 
-    /// Takes the call in the first `end` of the held bytes, and forgets the first `past`.
-    fn call(&mut self, end: usize, past: usize, emit: &mut Emit<'_>) -> Result<(), AppError> {
-        match parse(&self.held[..end], self.tools) {
+    /// Takes the call in `begin..end` of the held bytes, and forgets the first `past`.
+    fn call(&mut self, begin: usize, end: usize, past: usize, emit: &mut Emit<'_>) -> Result<(), AppError> {
+        match parse(&self.held[begin..end], self.tools) {
             Some(call) => {
                 emit(Piece::Call(&call))?;
                 self.said.calls.push(call);
             }
-            None => {
-                give(Piece::Text(OPEN), &mut self.said, emit)?;
-                give(Piece::Text(&self.held[..past]), &mut self.said, emit)?;
-            }
+            None => give(Piece::Text(&self.held[..past]), &mut self.said, emit)?,
         }
         self.held.drain(..past);
-        self.calling = false;
+        self.calling = None;
         Ok(())
     }
 
@@ -150,10 +148,10 @@ impl<'m> Words<'m> {
         } else if !self.stopped {
             self.held.push_str(rest);
             self.sift(emit)?;
-            if self.calling {
+            if let Some(begin) = self.calling {
                 // Its end tag did not come; it may be whole all the same.
                 let all = self.held.len();
-                self.call(all, all, emit)?;
+                self.call(begin, all, all, emit)?;
             } else if !self.stopped {
                 let held = std::mem::take(&mut self.held);
                 give(Piece::Text(&held), &mut self.said, emit)?;
@@ -178,4 +176,94 @@ fn give(piece: Piece<'_>, said: &mut Said, emit: &mut Emit<'_>) -> Result<(), Ap
     }
     target.push_str(text);
     emit(if matches!(piece, Piece::Thought(_)) { Piece::Thought(text) } else { Piece::Text(text) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::path::Path;
+
+    fn model() -> Model {
+        Model::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/models/tiny-moe.gguf")).expect("a model")
+    }
+
+    /// What is said of `ids`, and the pieces on the way.
+    fn hear(model: &Model, request: &Request<'_>, ids: &[u32]) -> (Said, Vec<String>) {
+        let mut pieces = Vec::new();
+        let mut emit = |piece: Piece<'_>| {
+            pieces.push(match piece {
+                Piece::Thought(t) => format!("({t})"),
+                Piece::Text(t) => t.to_owned(),
+                Piece::Call(c) => format!("[{}]", c.name),
+            });
+            Ok(())
+        };
+        let mut words = Words::new(model, request, 64);
+        for &id in ids {
+            if !words.push(id, &mut emit).unwrap() {
+                break;
+            }
+        }
+        (words.finish(&mut emit).unwrap(), pieces)
+    }
+
+    /// The bytes of `text` as tokens, one each.
+    fn bytes(model: &Model, text: &str) -> Vec<u32> {
+        let byte =
+            |b: u8| (0..2048).find(|&id| model.tokenizer.is_normal(id) && model.tokenizer.token_bytes(id, true) == [b]);
+        text.bytes().map(|b| byte(b).expect("a token")).collect()
+    }
+
+    #[test]
+    fn calls_are_taken_out_whole_and_no_part_of_a_tag_is_shown() {
+        let model = model();
+        let tools = [
+            json!({"type": "function", "function": {"name": "f", "parameters": {"properties": {"n": {"type": "integer"}}}}}),
+        ];
+        let request = Request { tools: &tools, ..Request::default() };
+        let text = "I <b>look</b> é\n\n<tool_call>\n<function=f>\n<parameter=n>\n7\n</parameter>\n</function>\n</tool_call>\n\
+            <tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>";
+        for ids in [model.tokenizer.encode(text).unwrap(), bytes(&model, text)] {
+            let (said, pieces) = hear(&model, &request, &ids);
+            assert_eq!(said.text, "I <b>look</b> é");
+            assert_eq!(said.calls.iter().map(|c| c.name.as_str()).collect::<Vec<_>>(), ["f", "g"]);
+            assert_eq!(said.calls[0].arguments["n"], json!(7));
+            let shown = pieces.concat();
+            assert_eq!(shown.replace(char::is_whitespace, ""), "I<b>look</b>é[f][g]");
+            assert!(pieces.len() > 5, "words come one by one: {pieces:?}");
+        }
+        // Without its end, and what is no call at all.
+        let (said, _) = hear(&model, &request, &bytes(&model, "<tool_call><function=f></function>"));
+        assert_eq!((said.text.as_str(), said.calls.len()), ("", 1));
+        for text in ["a <tool_call> b", "a <tool_call>b</tool_call> c", "a < b <tool", "a <tool_call"] {
+            let (said, pieces) = hear(&model, &request, &bytes(&model, text));
+            assert_eq!((said.text.as_str(), said.calls.len()), (text, 0));
+            assert_eq!(pieces.concat(), text);
+        }
+        // Nobody asked for tools.
+        let (said, _) = hear(&model, &Request::default(), &model.tokenizer.encode(text).unwrap());
+        assert_eq!(said.text, text);
+    }
+
+    #[test]
+    fn an_answer_ends_before_a_stop_text() {
+        let model = model();
+        for (stop, text, want) in [
+            (vec!["END"], "one END two", "one "),
+            (vec!["ne", "one"], "one", ""),
+            (vec!["\n\n", "é!"], "a\nb é\n\nc", "a\nb é"),
+            (vec!["xyz"], "ends with xy", "ends with xy"),
+            (vec!["aab"], "aaab", "a"),
+            (vec![""], "all", "all"),
+        ] {
+            let stop: Vec<String> = stop.into_iter().map(String::from).collect();
+            let request = Request { stop: &stop, ..Request::default() };
+            for ids in [model.tokenizer.encode(text).unwrap(), bytes(&model, text)] {
+                let (said, pieces) = hear(&model, &request, &ids);
+                assert_eq!(said.text, want.trim_end(), "{stop:?} {text:?}");
+                assert_eq!(pieces.concat(), want, "{stop:?} {text:?}");
+            }
+        }
+    }
 }

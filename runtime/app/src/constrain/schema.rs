@@ -9,7 +9,7 @@ use super::grammar::{
 use super::number::{Bound, NumberSpec};
 use super::overlap::{PAIRS_MAX, may_overlap};
 use super::words::{
-    ANNOTATIONS, LOOSE, OF_ARRAYS, OF_NUMBERS, OF_OBJECTS, OF_STRINGS, REFUSED, TYPES, count, head, is_type,
+    ANNOTATIONS, LOOSE, OF_ARRAYS, OF_NUMBERS, OF_OBJECTS, OF_STRINGS, REFUSED, TYPES, count, head, is_type, line,
     property_text, short, within, wrong,
 };
 use serde_json::{Map, Value};
@@ -203,7 +203,7 @@ impl<'v> Compiler<'v> {
             }
             if LOOSE.contains(&word) {
                 if *value != Value::Bool(false) {
-                    self.warnings.insert(format!("{path}: {word:?} is not enforced"));
+                    self.warnings.insert(format!("{}: {word:?} is not enforced", line(path)));
                 }
                 continue;
             }
@@ -216,7 +216,7 @@ impl<'v> Compiler<'v> {
                 &["type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"],
             ];
             if !known.iter().any(|list| list.contains(&word)) {
-                self.warnings.insert(format!("{path}: {:?} is not known and ignored", head(word)));
+                self.warnings.insert(format!("{}: {:?} is not known and ignored", line(path), head(word)));
             }
         }
         Ok(())

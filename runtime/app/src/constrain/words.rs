@@ -66,8 +66,12 @@ pub(super) const OF_NUMBERS: [&str; 4] = ["minimum", "maximum", "exclusiveMinimu
 pub(super) const TYPES: [&str; 7] = ["null", "boolean", "object", "array", "number", "integer", "string"];
 
 pub(super) fn wrong(path: &str, found: String, expected: &str) -> SchemaError {
-    // A path may be made of long names.
-    SchemaError { path: head(path).into(), found, expected: expected.to_owned() }
+    SchemaError { path: line(path), found, expected: expected.to_owned() }
+}
+
+/// A path in a message: it may be made of long names, with line breaks in them.
+pub(super) fn line(path: &str) -> String {
+    head(path).replace(char::is_control, "\u{FFFD}")
 }
 
 /// At most the first 200 characters.
