@@ -119,7 +119,7 @@ fn typed(text: &str, schema: Option<&Value>) -> Value {
         None => match schema.and_then(|s| s.get("enum")).and_then(Value::as_array) {
             Some(list) => list
                 .iter()
-                .find(|v| v.to_string() == trimmed || v.as_str() == Some(trimmed))
+                .find(|v| v.as_str() == Some(trimmed) || serde_json::from_str::<Value>(trimmed).is_ok_and(|x| x == **v))
                 .cloned()
                 .unwrap_or_else(|| Value::from(text)),
             None => Value::from(text),

@@ -105,13 +105,13 @@ pub fn answer(model: &Model, args: &RunArgs, observer: &mut dyn Observer) -> Res
             let (tools, stop) = (&tools[..], &args.stop[..]);
             let request = Request { constraint, tools, stop, deadline, ..Request::from(&args.sample) };
             if args.json {
-                let answer = session.answer(&mut reader, &request, observer, &mut |_| Ok(()))?;
+                let answer = session.answer(&mut reader, request, observer, &mut |_| Ok(()))?;
                 let engine = reader.engine();
                 say(format_args!("{}\n", object(&answer, &engine.counters(), engine.recall(), facts)))?;
             } else {
                 note(format_args!("{}", headline(facts)));
                 let mut printer = Printer::new();
-                let answer = session.answer(&mut reader, &request, observer, &mut |p| printer.print(p))?;
+                let answer = session.answer(&mut reader, request, observer, &mut |p| printer.print(p))?;
                 say(format_args!("\n"))?;
                 note(format_args!("{}", summary(&answer, &reader.engine().counters())));
             }
