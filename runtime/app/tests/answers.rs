@@ -162,10 +162,10 @@ fn a_cancelled_answer_ends_between_chunks_or_tokens_and_leaves_a_sound_state() {
             for routed in [1, 100, 8 * 30] {
                 let flag = AtomicBool::new(false);
                 let request = Request { cancel: Some(&flag), ..plain };
-                let result = session.answer(&mut reader, &request, &mut Soon(routed, &flag), &mut |_| Ok(()));
+                let result = session.answer(&mut reader, request, &mut Soon(routed, &flag), &mut |_| Ok(()));
                 assert!(matches!(result, Err(AppError::Cancelled)), "{result:?}");
                 parts.push(reader.engine().len());
-                let again = session.answer(&mut reader, &plain, &mut NoObserver, &mut |_| Ok(()))?;
+                let again = session.answer(&mut reader, plain, &mut NoObserver, &mut |_| Ok(()))?;
                 assert_eq!((again.tokens, again.text), (want.tokens.clone(), want.text.clone()));
                 reader.keep_pictures(0);
             }
@@ -212,9 +212,9 @@ fn the_command_line_asks_for_json() {
     assert!(o.success().stderr.contains("loose.json: #: \"pattern\" is not enforced"), "{o:?}");
     let bad = file("bad.json", r#"{"type": "object", "properties": {"a": {"not": {}}}}"#);
     finish(base(&["--schema"]).arg(&bad)).refused(3, &["bad.json", "#/properties/a", "\"not\""]);
-    finish(base(&["--schema"]).arg(&file("no.json", "{"))).refused(3, &["no.json", "no JSON"]);
+    finish(base(&["--schema"]).arg(file("no.json", "{"))).refused(3, &["no.json", "no JSON"]);
     finish(base(&["--schema"]).arg(dir.path("missing"))).refused(3, &["missing"]);
-    finish(base(&["--tools"]).arg(&file("tools.json", "{}"))).refused(3, &["--tools", "array"]);
+    finish(base(&["--tools"]).arg(file("tools.json", "{}"))).refused(3, &["--tools", "array"]);
     let tools = file("tools2.json", r#"[{"type": "function", "function": {"name": "look"}}]"#);
     let (with, without) =
         (finish(base(&["--json", "--tools"]).arg(&tools)).json(), finish(&mut base(&["--json"])).json());

@@ -193,7 +193,7 @@ fn words(path: &Path) {
         let answer = model.with_engine(
             &setup,
             |s| s,
-            |e, _| session.answer(&mut Reader::new(e), &request, &mut NoObserver, &mut emit),
+            |e, _| session.answer(&mut Reader::new(e), request, &mut NoObserver, &mut emit),
         );
         let answer = answer.expect("an answer");
         assert!(pieces > 3, "{answer:?}");
