@@ -14,7 +14,7 @@ use serde_json::Value;
 use std::sync::LazyLock;
 
 /// Heap that a schema may take, whatever it is: nodes, alternatives and enumerations are bounded.
-const SCHEMA_BYTES: usize = 64 << 20;
+const SCHEMA_BYTES: usize = 4 << 20;
 
 /// A vocabulary of the 256 bytes and some words of JSON.
 static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(|| {

@@ -19,8 +19,9 @@ use std::collections::{BTreeSet, HashMap};
 const NESTING_MAX: usize = 64;
 /// Schemas in all.
 const NODES_MAX: usize = 4096;
-/// Alternatives of one value, and steps to find those of all.
+/// Alternatives of one value, of all together, and steps to find them.
 const ALTERNATIVES_MAX: usize = 256;
+const ALTERNATIVES_ALL_MAX: usize = 1 << 16;
 const STEPS_MAX: usize = 1 << 20;
 /// Values of all enumerations, and their bytes.
 const LITERALS_MAX: usize = 8192;
@@ -474,7 +475,7 @@ impl<'v> Compiler<'v> {
     /// Resolves nodes of nodes, computes costs and checks what must hold of all.
     fn finish(self, root: u32) -> Result<Grammar, SchemaError> {
         let mut nodes = Vec::new();
-        let mut steps = 0;
+        let (mut steps, mut all) = (0, 0);
         let mut visited = vec![u32::MAX; self.nodes.len()];
         for id in 0..self.nodes.len() as u32 {
             let mut found = Vec::new();
@@ -492,12 +493,14 @@ impl<'v> Compiler<'v> {
                         Part::Node(n) => open.push(*n),
                     }
                 }
-                if found.len() > ALTERNATIVES_MAX || steps > STEPS_MAX {
+                if found.len() > ALTERNATIVES_MAX || all + found.len() > ALTERNATIVES_ALL_MAX || steps > STEPS_MAX {
                     let expected = format!("at most {ALTERNATIVES_MAX}: fewer levels of anyOf");
                     return Err(wrong("#", "a value with too many alternatives".into(), &expected));
                 }
             }
+            all += found.len();
             found.sort_unstable();
+            found.shrink_to_fit();
             nodes.push(Node { alternatives: found, cost: Cost::NEVER, cheapest: 0 });
         }
         let alternatives = self.alternatives.into_iter().map(|kind| Alternative { kind, cost: Cost::NEVER }).collect();
