@@ -293,6 +293,8 @@ fn what_cannot_be_followed_is_refused_with_its_path() {
         (json!({"type": "object", "properties": {"a": {"not": {}}}}), "#/properties/a", "\"not\""),
         (json!({"patternProperties": {}}), "#", "\"patternProperties\""),
         (json!({"type": "text"}), "#/type", "\"text\""),
+        (json!({"type": "\u{7f}rray"}), "#/type", "\"\u{FFFD}rray\""),
+        (json!({"properties": {"a\nb": {"not": {}}}}), "#/properties/a\u{FFFD}b", "\"not\""),
         (json!([]), "#", "a list of 0"),
         (json!({"$ref": "http://example.com/x"}), "#/$ref", "http"),
         (json!({"$ref": "#/$defs/x"}), "#/$ref", "x"),

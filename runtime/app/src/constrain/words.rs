@@ -69,7 +69,7 @@ pub(super) fn wrong(path: &str, found: String, expected: &str) -> SchemaError {
     SchemaError { path: line(path), found, expected: expected.to_owned() }
 }
 
-/// A path in a message: it may be made of long names, with line breaks in them.
+/// What a schema says, in a message: it may be long, with line breaks in it.
 pub(super) fn line(path: &str) -> String {
     head(path).replace(char::is_control, "\u{FFFD}")
 }
@@ -84,7 +84,7 @@ pub(super) fn short(v: &Value) -> String {
     match v {
         Value::Object(_) => "an object".into(),
         Value::Array(a) => format!("a list of {}", a.len()),
-        other => head(&other.to_string()).to_owned(),
+        other => line(&other.to_string()),
     }
 }
 
