@@ -2,7 +2,7 @@
 # Fills tests/fuzz/corpus/TARGET from the files that come with the repository. Safe to run again.
 set -euo pipefail
 cd "$(dirname "$0")"
-mkdir -p corpus/{gguf,model,safetensors,picture,template,tokenizer}
+mkdir -p corpus/{gguf,model,safetensors,picture,template,tokenizer,schema}
 cp ../pictures/*.png ../pictures/*.jpg ../pictures/*.webp ../demo/*.png corpus/picture/
 python3 - <<'PY'
 import json, struct
@@ -78,4 +78,19 @@ for name, size, header in [
     ("empty", 0, {"e": tensor("F32", [0, 7], 0, 0), "f": tensor("F16", [3, 0], 0, 0)}), ("none", 0, {}),
 ]:
     open(f"corpus/safetensors/{name}", "wb").write(struct.pack("<H", size) + json.dumps(header).encode())
+
+text = {"type": "string"}
+for name, schema in {
+    "review": {"type": "object", "properties": {"observations": {"type": "array", "items": text, "minItems": 3, "maxItems": 8},
+               "confidence": {"type": "number", "minimum": 0, "maximum": 1}, "level": {"type": "integer", "minimum": 0, "maximum": 2},
+               "note": {"type": ["string", "null"], "maxLength": 9}}, "required": ["observations", "confidence"]},
+    "any": {}, "object": {"type": "object", "additionalProperties": text, "properties": {"a": text, "ab": {"enum": [1, 10, "x", None]}}},
+    "tree": {"$ref": "#/$defs/t", "$defs": {"t": {"type": "object", "properties": {"t": {"type": "array", "items": {"$ref": "#/$defs/t"}}},
+             "required": ["t"]}}},
+    "or": {"anyOf": [{"const": "a"}, {"oneOf": [{"type": "integer"}, {"type": "array", "prefixItems": [text], "items": False}]}]},
+    "bounds": {"type": "array", "items": {"type": "number", "exclusiveMinimum": -1.5, "exclusiveMaximum": 1e-3}, "minItems": 2},
+}.items():
+    for seed in range(3):
+        choices = bytes((i * 37 + seed * 91) * (i + seed) % 256 for i in range(30))
+        open(f"corpus/schema/{name}{seed}", "wb").write(json.dumps(schema).encode() + b"\0" + choices)
 PY

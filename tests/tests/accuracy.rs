@@ -105,7 +105,7 @@ fn answers(model: &Model, cases: &[Value], detail: Detail, kv: KvType) -> Vec<St
         let ask = |i: usize| {
             let mut session = Session::new(model, look, None);
             session.messages.push(user_message(1, cases[i]["question"].as_str().unwrap()));
-            session.pictures.push(path("goldens").join(cases[i]["file"].as_str().unwrap()));
+            session.pictures.push(path("goldens").join(cases[i]["file"].as_str().unwrap()).into());
             session
         };
         let told = model.with_engine(

@@ -167,7 +167,7 @@ fn a_picture_in_a_chat_is_seen_once() {
         let mut s = Session::new(&model, look(Detail::X16), None);
         s.fixed = Fixed::Messages;
         s.messages.push(user_message(1, "Is the door open?"));
-        s.pictures.push(picture("scene_083.png"));
+        s.pictures.push(picture("scene_083.png").into());
         let first = ask(&model, reader, &s, false);
         assert_eq!((first.answer.text.as_str(), first.crops), ("The door is open.", 1));
         let mut said = first.answer;
@@ -182,12 +182,12 @@ fn a_picture_in_a_chat_is_seen_once() {
         // Another picture after it.
         s.messages.push(json!({"role": "assistant", "content": said.text}));
         s.messages.push(user_message(1, "Where is the star?"));
-        s.pictures.push(picture("place_027.png"));
+        s.pictures.push(picture("place_027.png").into());
         let now = ask(&model, reader, &s, false);
         assert_eq!(now.crops, 1);
         assert!(now.answer.cached_tokens > 0);
         // Another one in place of the first: same tokens, other features.
-        s.pictures[0] = picture("place_027.png");
+        s.pictures[0] = picture("place_027.png").into();
         let other = ask(&model, reader, &s, false);
         assert_eq!((other.crops, other.answer.cached_tokens), (2, 0));
         // The same pictures under another question.
@@ -197,7 +197,7 @@ fn a_picture_in_a_chat_is_seen_once() {
         // The same picture, seen otherwise.
         let mut closer = Session::new(&model, look(Detail::X4), None);
         closer.messages.push(user_message(1, "Is the door open?"));
-        closer.pictures.push(picture("place_027.png"));
+        closer.pictures.push(picture("place_027.png").into());
         assert_eq!(ask(&model, reader, &closer, false).crops, 1);
     });
 }
@@ -218,7 +218,7 @@ fn a_frame_pays_for_its_own_tokens() {
                 let before = model.tokenizer.encode(before).unwrap().len();
                 let frames = ["demo/scene_083.png", "demo/place_027.png", "goldens/pictures/wide_16x_0.png"];
                 for (i, frame) in frames.iter().cycle().take(5).enumerate() {
-                    s.pictures = vec![path(frame)];
+                    s.pictures = vec![path(frame).into()];
                     let now = ask(&model, reader, &s, false);
                     assert!(now.crops > 0);
                     assert_eq!(now.answer.cached_tokens, if i == 0 { 0 } else { before }, "{name} {frame}");
@@ -297,7 +297,7 @@ fn a_failing_disk_does_not_spoil_the_conversation() {
                 let mut s = Session::new(&model, look(Detail::X16), None);
                 s.fixed = Fixed::Messages;
                 s.messages.push(user_message(1, "Is the door open?"));
-                s.pictures.push(picture("scene_083.png"));
+                s.pictures.push(picture("scene_083.png").into());
                 let first = ask(&model, &mut reader, &s, false);
                 s.messages.push(json!({"role": "assistant", "content": first.answer.text}));
                 s.messages.push(user_message(0, "What is 3 plus 5?"));

@@ -163,6 +163,21 @@ pub struct RunArgs {
     /// Print one JSON object instead of words as they come
     #[arg(long)]
     pub json: bool,
+    /// Answer in JSON that follows the JSON Schema in this file
+    #[arg(long, value_name = "FILE")]
+    pub schema: Option<PathBuf>,
+    /// Answer with a JSON object, whatever is in it
+    #[arg(long, conflicts_with = "schema")]
+    pub json_answer: bool,
+    /// Tools that the model may call: a file with a JSON array of functions in the form of the OpenAI API
+    #[arg(long, value_name = "FILE")]
+    pub tools: Option<PathBuf>,
+    /// End the answer before this text; may be repeated
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+    /// End the answer after so many milliseconds, loading the model not counted, with what there is
+    #[arg(long, value_name = "MS")]
+    pub deadline_ms: Option<u64>,
     #[command(flatten)]
     pub sample: SampleArgs,
     #[command(flatten)]

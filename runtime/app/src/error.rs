@@ -113,6 +113,12 @@ pub enum AppError {
     /// Something given by the user is unusable in a way the command line could not see.
     #[error("{0}")]
     Input(String),
+    /// Nobody waits for the answer any more.
+    #[error("cancelled: who asked went away")]
+    Cancelled,
+    /// The program was told to stop.
+    #[error("stopped before the answer was complete")]
+    Stopped,
     /// A check found what it looks for.
     #[error("{0}")]
     Check(String),

@@ -6,10 +6,16 @@
 
 pub mod cli;
 pub mod commands;
+pub mod constrain;
 pub mod error;
 pub mod model;
 pub mod prompt;
 pub mod reader;
+pub mod request;
+pub mod service;
 pub mod session;
+mod speaker;
 pub mod template;
 pub mod tokenizer;
+pub mod tools;
+mod words;

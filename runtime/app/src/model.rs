@@ -1,6 +1,7 @@
 //! Opens a model file and runs something with an engine on it: header, plan, arena, resident weights, threads.
 
 use crate::cli::{EngineArgs, ModelArgs, VisionArgs};
+use crate::constrain::{Matcher, TokenIndex};
 use crate::error::AppError;
 use crate::prompt::PromptBuilder;
 use crate::session::Look;
@@ -34,6 +35,9 @@ const DECODE_BYTES_PER_PIXEL: u64 = 11;
 
 /// Heap that a chat template takes once it is compiled; `tests/tests/tokenizer_size.rs` says how much the bundled one does.
 pub const TEMPLATE_BYTES: u64 = 1 << 20;
+
+/// Heap of a compiled schema and of compiling it, at most; `tests/tests/constrain_size.rs` tries the largest ones.
+pub const GRAMMAR_BYTES: u64 = 2 << 20;
 
 /// Heap that tokenizing takes for each byte of text: 54 were measured for letters that normalizing takes apart, 32 for
 /// words, 7 for sentences (`tests/tests/tokenizer_size.rs`). The rest is for copies of the text on its way there, and for the
@@ -243,6 +247,13 @@ impl Model {
     pub fn tokenizer_bytes(&self, context: usize) -> u64 {
         let text = text_bytes_max(context) as u64 * ENCODE_BYTES_PER_BYTE;
         self.tokenizer.heap_bytes() as u64 + TEMPLATE_BYTES + text
+    }
+
+    /// Heap bytes of what answers under a constraint take, to be added to those of the tokenizer in [`Options`]: the tokens in
+    /// order, and a matcher.
+    pub fn constraint_bytes(&self) -> u64 {
+        let tokens = self.tokenizer.vocab_len();
+        (TokenIndex::bytes_max(tokens) + Matcher::heap_bytes(tokens)) as u64 + GRAMMAR_BYTES
     }
 
     /// The plan for `setup`.

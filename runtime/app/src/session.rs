@@ -1,24 +1,28 @@
 //! A conversation: messages and pictures in, words out.
 
-use crate::cli::{SampleArgs, VisionArgs};
+use crate::cli::VisionArgs;
 use crate::error::AppError;
 use crate::model::{Model, text_bytes_max};
 use crate::prompt::{Prompt, Visual, VisualGrid};
 use crate::reader::{PictureId, Reader};
+use crate::request::{Ending, Request, Watch};
+use crate::speaker::{Next, Speaker};
 use crate::template::Conversation;
-use crate::tokenizer::Stream;
+use crate::tools::ToolCall;
+use crate::words::{Said, Words};
 use forerun_camera::picture::{Limits, PictureError, Rgb, dimensions};
 use forerun_camera::resize::crops;
-use forerun_engine::Observer;
 use forerun_engine::ports::Storage;
 use forerun_engine::positions::TokenType;
-use forerun_engine::sampler::{Sampler, Sampling};
 use forerun_engine::slicing::{Detail, plan};
+use forerun_engine::{EngineError, Observer};
 use forerun_linux::sys;
 use serde_json::{Value, json};
+use std::borrow::Cow;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Largest picture file, whatever room there is.
 pub const FILE_BYTES_MAX: u64 = 64 << 20;
@@ -47,6 +51,53 @@ pub fn read_picture(path: &Path, bytes_max: u64) -> Result<Vec<u8>, AppError> {
     (&file).take(bytes_max + 1).read_to_end(&mut bytes).map_err(at)?;
     sys::drop_page_cache(&file);
     if bytes.len() as u64 > bytes_max { Err(wrong("more bytes than before")) } else { Ok(bytes) }
+}
+
+/// A picture file: on storage, or one that came another way.
+#[derive(Debug, Clone)]
+pub enum Picture {
+    /// To be read when it is looked at.
+    File(PathBuf),
+    /// In memory.
+    Memory {
+        /// What errors call it, such as `picture 2`.
+        name: String,
+        /// The whole file.
+        bytes: Arc<Vec<u8>>,
+    },
+}
+
+impl From<PathBuf> for Picture {
+    fn from(path: PathBuf) -> Self {
+        Self::File(path)
+    }
+}
+
+impl Picture {
+    /// Its path, or the name in the place of one.
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::File(path) => path,
+            Self::Memory { name, .. } => Path::new(name),
+        }
+    }
+
+    /// The whole file, of at most `bytes_max` bytes.
+    ///
+    /// # Errors
+    /// If it cannot be read or is larger.
+    pub fn read(&self, bytes_max: u64) -> Result<Cow<'_, [u8]>, AppError> {
+        match self {
+            Self::File(path) => read_picture(path, bytes_max).map(Cow::Owned),
+            Self::Memory { bytes, .. } if bytes.len() as u64 <= bytes_max => Ok(Cow::Borrowed(bytes)),
+            Self::Memory { name, bytes } => {
+                let found = bytes.len();
+                Err(AppError::Input(format!(
+                    "{name}: found {found} bytes, expected at most {bytes_max}: make it smaller"
+                )))
+            }
+        }
+    }
 }
 
 /// A message of a user: pictures, then text.
@@ -103,7 +154,9 @@ pub struct Answer {
     pub thinking: Option<String>,
     /// Tokens generated, the one that ended the answer included.
     pub tokens: Vec<u32>,
-    /// `stop` or `length`.
+    /// Tools that it calls, in order.
+    pub calls: Vec<ToolCall>,
+    /// `stop`, `tool_calls`, `length` (of tokens) or `deadline`.
     pub finish_reason: &'static str,
     /// Tokens of the prompt, visual ones included.
     pub prompt_tokens: usize,
@@ -127,6 +180,8 @@ pub enum Piece<'a> {
     Thought(&'a str),
     /// Words.
     Text(&'a str),
+    /// A call of a tool, whole.
+    Call(&'a ToolCall),
 }
 
 /// Takes the pieces of an answer as they come; an error ends the answer.
@@ -150,7 +205,7 @@ pub struct Session<'m> {
     /// Messages, oldest first.
     pub messages: Vec<Value>,
     /// Pictures of the messages, in their order.
-    pub pictures: Vec<PathBuf>,
+    pub pictures: Vec<Picture>,
     /// What of it stays.
     pub fixed: Fixed,
 }
@@ -162,13 +217,14 @@ impl<'m> Session<'m> {
         Self { model, look, messages, pictures: Vec::new(), fixed: Fixed::Nothing }
     }
 
-    /// `(width, height)` of the picture `path`, if it is one that can be shown as far as its header tells.
+    /// `(width, height)` of `picture`, if it is one that can be shown as far as its header tells.
     ///
     /// # Errors
     /// If it cannot be read, is no picture, too large or too narrow.
-    pub fn check_picture(&self, path: &Path) -> Result<(u32, u32), AppError> {
+    pub fn check_picture(&self, picture: &Picture) -> Result<(u32, u32), AppError> {
         let params = self.model.slicing(&self.look)?;
-        let bytes = read_picture(path, self.look.file_bytes_max)?;
+        let path = picture.path();
+        let bytes = picture.read(self.look.file_bytes_max)?;
         let wrong = |error| AppError::Picture { path: path.into(), error };
         let (width, height) = dimensions(&bytes).map_err(wrong)?;
         let pixels_max = self.look.pixels_max;
@@ -182,9 +238,9 @@ impl<'m> Session<'m> {
 
     /// Shows picture `i` to the vision tower, unless it is the one that `reader` has there.
     fn see<S: Storage>(&self, reader: &mut Reader<'_, '_, S>, i: usize) -> Result<VisualGrid, AppError> {
-        let path = self.pictures[i].as_path();
+        let path = self.pictures[i].path();
         let params = self.model.slicing(&self.look)?;
-        let bytes = read_picture(path, self.look.file_bytes_max)?;
+        let bytes = self.pictures[i].read(self.look.file_bytes_max)?;
         let id = PictureId::new(&bytes, self.look.detail, params.max_slices);
         if let Some(grid) = reader.knows(i, &id) {
             return Ok(grid.clone());
@@ -200,11 +256,17 @@ impl<'m> Session<'m> {
     }
 
     /// The prompt, with or without the beginning of an answer.
-    fn prompt(&self, visuals: &[Visual], think: bool, answer: bool, context: usize) -> Result<Prompt, AppError> {
+    fn prompt(
+        &self,
+        visuals: &[Visual],
+        request: &Request<'_>,
+        answer: bool,
+        context: usize,
+    ) -> Result<Prompt, AppError> {
         let text = self.model.template.render(&Conversation {
             messages: &self.messages,
-            tools: &[],
-            enable_thinking: Some(think),
+            tools: request.tools,
+            enable_thinking: Some(request.think),
             add_generation_prompt: answer,
         })?;
         let (found, max) = (text.len(), text_bytes_max(context));
@@ -220,14 +282,14 @@ impl<'m> Session<'m> {
         reader: &Reader<'_, '_, S>,
         prompt: &Prompt,
         visuals: &[Visual],
-        think: bool,
+        request: &Request<'_>,
     ) -> Result<usize, AppError> {
         if !reader.engine().can_save() {
             return Ok(0);
         }
         Ok(match self.fixed {
             Fixed::Nothing => 0,
-            Fixed::Messages => prompt.common(&self.prompt(visuals, think, false, reader.engine().context())?),
+            Fixed::Messages => prompt.common(&self.prompt(visuals, request, false, reader.engine().context())?),
             Fixed::BeforePicture(i) => {
                 let placeholders = prompt.types.iter().enumerate().filter(|(_, t)| **t != TokenType::Text);
                 placeholders.map(|(at, _)| at).nth(reader.features(i)).unwrap_or(0)
@@ -235,128 +297,81 @@ impl<'m> Session<'m> {
         })
     }
 
-    /// Answers the conversation, giving words to `emit` as they come and everything else to `observer`. What the state of
-    /// `reader` holds of it is not computed again.
+    /// Answers the conversation as `request` asks, giving words to `emit` as they come and everything else to `observer`.
+    /// What the state of `reader` holds of it is not computed again.
     ///
     /// # Errors
-    /// If a picture or the prompt is not usable, it does not fit, or storage fails; and those of `emit`.
-    pub fn answer<S: Storage>(
-        &self,
+    /// If a picture or the prompt is not usable, it does not fit, or storage fails; if it is cancelled; and those of `emit`.
+    pub fn answer<'r, S: Storage>(
+        &'r self,
         reader: &mut Reader<'_, '_, S>,
-        args: &SampleArgs,
+        request: impl Into<Request<'r>>,
         observer: &mut dyn Observer,
         emit: &mut Emit<'_>,
     ) -> Result<Answer, AppError> {
         let start = Instant::now();
         let ms = |from: Instant| from.elapsed().as_secs_f64() * 1e3;
-        self.model.prompts.check_text(&self.messages, &[])?;
+        let request: Request<'r> = request.into();
+        self.model.prompts.check_text(&self.messages, request.tools)?;
+        let context = reader.engine().context();
+        // Before anything is computed, for it may say that the answer is too short.
+        let words = Words::new(self.model, &request, text_bytes_max(context));
+        let mut speaker = Speaker::new(self.model, &request, words)?;
         let mut visuals = Vec::new();
         for i in 0..self.pictures.len() {
+            if request.is_cancelled() {
+                return Err(AppError::Cancelled);
+            }
             visuals.push(Visual::Image(self.see(reader, i)?));
         }
         reader.keep_pictures(visuals.len());
         let mut timings = Timings { vision_ms: ms(start), ..Timings::default() };
 
-        let context = reader.engine().context();
-        let prompt = self.prompt(&visuals, args.think, true, context)?;
-        let fixed = self.fixed(reader, &prompt, &visuals, args.think)?;
+        let prompt = self.prompt(&visuals, &request, true, context)?;
+        let fixed = self.fixed(reader, &prompt, &visuals, &request)?;
         let prefill = Instant::now();
-        let cached_tokens = reader.read(&prompt, fixed, observer)?;
+        let cached_tokens =
+            match reader.read(&prompt, fixed, &mut Watch { observer: &mut *observer, request: &request }) {
+                Ok(tokens) => Some(tokens),
+                Err(EngineError::Cancelled) => None,
+                Err(e) => return Err(e.into()),
+            };
         timings.prefill_ms = ms(prefill);
+        speaker.reserve(context - reader.engine().len() + 1);
 
-        let defaults = self.model.config.sampling;
-        let settings = Sampling {
-            temperature: args.temperature.unwrap_or(defaults.temperature),
-            top_k: args.top_k.unwrap_or(defaults.top_k as usize),
-            top_p: args.top_p.unwrap_or(defaults.top_p),
-            seed: args.seed,
-        };
-        let mut sampler = Sampler::new(settings, self.model.config.text.vocab);
-        let ids = &self.model.config.tokens;
-        // Room for the longest answer, so that no step allocates.
-        let mut words = Words::new(self.model, args.think, text_bytes_max(context));
-        let mut tokens = Vec::with_capacity(args.max_tokens.min(context - reader.engine().len() + 1));
-        let mut finish_reason = "length";
         let decode = Instant::now();
-        while tokens.len() < args.max_tokens {
-            let next = sampler.sample(reader.engine().logits(), &[ids.image, ids.video]);
-            tokens.push(next);
-            if tokens.len() == 1 {
+        let mut step = Duration::ZERO;
+        let mut finish_reason = loop {
+            match request.must_end(step) {
+                Some(Ending::Deadline) => break "deadline",
+                Some(Ending::Cancelled) => return Err(AppError::Cancelled),
+                None if cached_tokens.is_none() => return Err(AppError::Cancelled),
+                None => {}
+            }
+            let before = Instant::now();
+            let said = speaker.next(reader.engine().logits(), emit)?;
+            if timings.first_token_ms == 0.0 {
                 timings.first_token_ms = ms(start);
             }
-            if ids.stop.contains(&next) {
-                finish_reason = "stop";
-                break;
-            }
-            words.push(next, emit)?;
+            let next = match said {
+                Next::Token(next) => next,
+                Next::End(why) => break why,
+            };
             let len = reader.engine().len();
-            if tokens.len() == args.max_tokens || len == context {
-                break;
+            if len == context {
+                break "length";
             }
             // Positions of a prompt are at most its length, so the sum is a small non-negative number.
             reader.step(next, (len as i64 + prompt.positions.delta).max(0) as u32, observer)?;
-        }
+            step = before.elapsed();
+        };
+        let (Said { text, thought, calls }, tokens) = speaker.finish(emit)?;
         timings.decode_ms = ms(decode);
-        let (text, thinking) = words.finish(emit)?;
-        let (thinking, prompt_tokens) = (args.think.then_some(thinking), prompt.ids.len());
-        Ok(Answer { text, thinking, tokens, finish_reason, prompt_tokens, cached_tokens, timings })
-    }
-}
-
-/// Splits a stream of tokens into thoughts and words.
-struct Words<'m> {
-    model: &'m Model,
-    stream: Stream,
-    end_of_thought: Option<u32>,
-    thinking: bool,
-    text: String,
-    thought: String,
-}
-
-impl<'m> Words<'m> {
-    /// `bytes`: usual length of an answer, at most.
-    fn new(model: &'m Model, think: bool, bytes: usize) -> Self {
-        let end_of_thought = model.tokenizer.id_of("</think>");
-        let thinking = think && end_of_thought.is_some();
-        let thought = String::with_capacity(if thinking { bytes } else { 0 });
-        let text = String::with_capacity(bytes);
-        Self { model, stream: Stream::new(true), end_of_thought, thinking, text, thought }
-    }
-
-    fn push(&mut self, token: u32, emit: &mut Emit<'_>) -> Result<(), AppError> {
-        if self.thinking && Some(token) == self.end_of_thought {
-            self.flush(emit)?;
-            self.thinking = false;
-            return Ok(());
+        if !calls.is_empty() && finish_reason == "stop" {
+            finish_reason = "tool_calls";
         }
-        let piece = self.stream.push(&self.model.tokenizer, token);
-        Self::give(self.thinking, piece, &mut self.text, &mut self.thought, emit)
-    }
-
-    fn flush(&mut self, emit: &mut Emit<'_>) -> Result<(), AppError> {
-        let rest = self.stream.finish();
-        Self::give(self.thinking, rest, &mut self.text, &mut self.thought, emit)
-    }
-
-    fn give(
-        thinking: bool,
-        piece: &str,
-        text: &mut String,
-        thought: &mut String,
-        emit: &mut Emit<'_>,
-    ) -> Result<(), AppError> {
-        // White space between the thoughts and the answer belongs to neither.
-        let target = if thinking { thought } else { text };
-        let piece = if target.is_empty() { piece.trim_start() } else { piece };
-        if piece.is_empty() {
-            return Ok(());
-        }
-        target.push_str(piece);
-        emit(if thinking { Piece::Thought(piece) } else { Piece::Text(piece) })
-    }
-
-    fn finish(mut self, emit: &mut Emit<'_>) -> Result<(String, String), AppError> {
-        self.flush(emit)?;
-        Ok((self.text.trim_end().to_owned(), self.thought.trim_end().to_owned()))
+        let cached_tokens = cached_tokens.unwrap_or(0);
+        let (thinking, prompt_tokens) = (request.think.then_some(thought), prompt.ids.len());
+        Ok(Answer { text, thinking, calls, tokens, finish_reason, prompt_tokens, cached_tokens, timings })
     }
 }

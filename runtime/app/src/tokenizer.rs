@@ -93,6 +93,11 @@ impl Tokenizer {
         }
     }
 
+    /// Whether `id` is a token of plain text: not an added, special or unused one.
+    pub fn is_normal(&self, id: u32) -> bool {
+        matches!(self.vocab.token(id), Some((_, Kind::Normal)))
+    }
+
     /// Id of the token whose text is exactly `token`: an added one, or one whose bytes are mapped to this text.
     pub fn id_of(&self, token: &str) -> Option<u32> {
         let added = self.added.longest(&self.vocab, token.as_bytes()).filter(|&(_, len)| len == token.len());

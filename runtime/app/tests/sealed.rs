@@ -7,8 +7,10 @@ mod common;
 
 use common::{tests, tiny_dense, tiny_moe};
 use forerun::cli::SampleArgs;
+use forerun::constrain::{Constraint, Grammar, TokenIndex};
 use forerun::model::{Model, Setup};
 use forerun::reader::Reader;
+use forerun::request::Request;
 use forerun::session::{Fixed, Look, Session, user_message};
 use forerun_engine::plan::{KvType, Options, Residency, VisionOptions};
 use forerun_engine::ports::Workers;
@@ -69,7 +71,7 @@ fn main() {
     }
     assert_eq!(settings, 24);
     words(&tiny_moe());
-    println!("sealed: nothing allocated with {settings} settings and in 3 answers");
+    println!("sealed: nothing allocated with {settings} settings and in 6 answers");
 }
 
 /// A count of zero means something only if one is counted, in this thread and in others.
@@ -160,10 +162,27 @@ fn words(path: &Path) {
     let mut session = Session::new(&model, look, None);
     session.messages.push(user_message(1, "What is in the picture?"));
     session.fixed = Fixed::Messages;
-    session.pictures.push(tests("demo/scene_083.png"));
-    for (think, temperature) in [(false, 0.0), (true, 0.0), (false, 1.0)] {
+    session.pictures.push(tests("demo/scene_083.png").into());
+    let schema = serde_json::json!({"type": "object", "properties": {
+        "observations": {"type": "array", "items": {"type": "string"}, "minItems": 3, "maxItems": 8},
+        "more": {"anyOf": [{"type": "string", "maxLength": 30}, {"type": "object"}, {"type": "array"}, {"type": "null"}]},
+        "confidence": {"type": "number", "minimum": 0, "maximum": 1}}, "required": ["observations", "confidence"]});
+    let (schema, any) = (Grammar::from_schema(&schema).expect("a schema"), Grammar::any_object());
+    let index = TokenIndex::new(&model.tokenizer);
+    let tools = [serde_json::json!({"type": "function", "function": {"name": "look"}})];
+    let stop = ["never said".to_owned()];
+    for (think, temperature, grammar) in [
+        (false, 0.0, None),
+        (true, 0.0, None),
+        (false, 1.0, None),
+        (false, 0.0, Some(&schema)),
+        (true, 1.0, Some(&schema)),
+        (false, 1.0, Some(&any)),
+    ] {
         let args =
-            SampleArgs { max_tokens: 64, temperature: Some(temperature), top_p: None, top_k: None, seed: 1, think };
+            SampleArgs { max_tokens: 160, temperature: Some(temperature), top_p: None, top_k: None, seed: 1, think };
+        let constraint = grammar.map(|grammar| Constraint { grammar, tokens: &index });
+        let request = Request { constraint, tools: &tools, stop: &stop, ..Request::from(&args) };
         let mut region = None;
         let (mut pieces, mut calls) = (0, 0);
         let mut emit = |_: forerun::session::Piece<'_>| {
@@ -174,7 +193,7 @@ fn words(path: &Path) {
         let answer = model.with_engine(
             &setup,
             |s| s,
-            |e, _| session.answer(&mut Reader::new(e), &args, &mut NoObserver, &mut emit),
+            |e, _| session.answer(&mut Reader::new(e), request, &mut NoObserver, &mut emit),
         );
         let answer = answer.expect("an answer");
         assert!(pieces > 3, "{answer:?}");

@@ -86,6 +86,11 @@ pub trait Observer {
         let _ = (layer, token, candidates);
     }
 
+    /// Asked between the chunks of an input: whether to stop with [`EngineError::Cancelled`].
+    fn cancelled(&mut self) -> bool {
+        false
+    }
+
     /// Logits after `token`.
     fn logits(&mut self, token: usize, logits: &[f32]) {
         let _ = (token, logits);
@@ -373,6 +378,9 @@ impl<'a, S: Storage> Engine<'a, S> {
         }
         self.settle()?;
         for start in (0..n).step_by(self.chunk) {
+            if start > 0 && observer.cancelled() {
+                return Err(EngineError::Cancelled);
+            }
             let end = (start + self.chunk).min(n);
             let last = end == n;
             // The chunk that has the last token to save; the first one if that was there before.

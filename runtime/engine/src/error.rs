@@ -77,6 +77,8 @@ pub enum EngineError {
         /// Why.
         error: ReadError,
     },
+    /// The observer wanted it. What was computed until then is in the state.
+    Cancelled,
 }
 
 impl fmt::Display for EngineError {
@@ -106,6 +108,7 @@ impl fmt::Display for EngineError {
             Self::VisionChecksum { tensor, found, expected } => {
                 write!(f, "tensor {tensor}: checksum {found:08x}, expected {expected:08x}: re-copy the model file")
             }
+            Self::Cancelled => f.write_str("cancelled between two chunks of the prompt"),
             Self::Embedding { token, error } => write!(f, "embedding of token {token}: {error}"),
         }
     }

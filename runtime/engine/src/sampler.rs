@@ -26,13 +26,13 @@ pub struct Sampler {
 
 /// Index of the largest logit, the lowest of equals.
 pub fn argmax(logits: &[f32]) -> u32 {
-    argmax_but(logits, &[])
+    argmax_if(logits, |_| true)
 }
 
-fn argmax_but(logits: &[f32], banned: &[u32]) -> u32 {
+fn argmax_if(logits: &[f32], allowed: impl Fn(u32) -> bool) -> u32 {
     let mut best = None;
     for (i, &x) in logits.iter().enumerate() {
-        if best.is_none_or(|(_, b)| x > b) && !banned.contains(&(i as u32)) {
+        if best.is_none_or(|(_, b)| x > b) && allowed(i as u32) {
             best = Some((i, x));
         }
     }
@@ -51,12 +51,20 @@ impl Sampler {
     /// # Panics
     /// If `logits` is empty or all tokens are banned.
     pub fn sample(&mut self, logits: &[f32], banned: &[u32]) -> u32 {
+        self.sample_if(logits, |id| !banned.contains(&id))
+    }
+
+    /// The next token, among those that are `allowed`: as if the others had no probability at all.
+    ///
+    /// # Panics
+    /// If `logits` is empty or no token is allowed.
+    pub fn sample_if(&mut self, logits: &[f32], allowed: impl Fn(u32) -> bool) -> u32 {
         let s = self.settings;
         if s.temperature <= 0.0 {
-            return argmax_but(logits, banned);
+            return argmax_if(logits, allowed);
         }
         self.order.clear();
-        self.order.extend((0..logits.len() as u32).filter(|i| !banned.contains(i)));
+        self.order.extend((0..logits.len() as u32).filter(|&i| allowed(i)));
         let by_logit = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
         let all = self.order.len();
         let keep = if s.top_k == 0 { all } else { s.top_k.min(all) };
@@ -135,7 +143,7 @@ mod tests {
         let s = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 3 };
         let logits: Vec<f32> = (0..50).map(|i| i as f32 * 0.01).collect();
         let (mut a, mut b) = (Sampler::new(s, 50), Sampler::new(s, 50));
-        assert_eq!(argmax_but(&[1.0, 3.0, 3.0], &[1]), 2);
+        assert_eq!(argmax_if(&[1.0, 3.0, 3.0], |i| i != 1), 2);
         assert!((0..1000).all(|_| a.sample(&logits, &[49, 48]) < 48));
         let mut a = Sampler::new(s, 50);
         assert!((0..100).all(|_| a.sample(&logits, &[]) == b.sample(&logits, &[])));

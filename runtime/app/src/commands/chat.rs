@@ -5,7 +5,7 @@ use crate::cli::ChatArgs;
 use crate::error::AppError;
 use crate::model::{Model, model_path};
 use crate::reader::Reader;
-use crate::session::{Fixed, Look, Session, user_message};
+use crate::session::{Fixed, Look, Picture, Session, user_message};
 use forerun_engine::NoObserver;
 use serde_json::json;
 use std::io::{BufRead, IsTerminal, Read, Write};
@@ -51,7 +51,7 @@ pub fn run(args: &ChatArgs) -> Result<(), AppError> {
         |engine, facts| {
             note(format_args!("{}\n{HELP}", headline(facts)));
             let mut reader = Reader::new(engine);
-            let mut waiting: Vec<PathBuf> = Vec::new();
+            let mut waiting: Vec<Picture> = Vec::new();
             let stdin = std::io::stdin();
             let prompt = stdin.is_terminal();
             let mut lines = stdin.lock();
@@ -93,12 +93,12 @@ pub fn run(args: &ChatArgs) -> Result<(), AppError> {
                     ("/image", path) => {
                         // As a shell or a file manager may have quoted it.
                         let bare = ['"', '\''].iter().find_map(|&q| path.strip_prefix(q)?.strip_suffix(q));
-                        let path = PathBuf::from(bare.unwrap_or(path));
-                        match session.check_picture(&path) {
+                        let picture = Picture::File(PathBuf::from(bare.unwrap_or(path)));
+                        match session.check_picture(&picture) {
                             Ok((width, height)) => {
-                                let shown = path.display();
+                                let shown = picture.path().display();
                                 note(format_args!("{shown}, {width} x {height} pixels, comes with the next message"));
-                                waiting.push(path);
+                                waiting.push(picture);
                             }
                             Err(e) => note(format_args!("{e}")),
                         }

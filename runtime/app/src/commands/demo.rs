@@ -62,7 +62,7 @@ pub fn run(args: &DemoArgs) -> Result<(), AppError> {
             for (case, picture) in demo.cases.iter().zip(&pictures) {
                 let mut session = Session::new(&model, look, None);
                 session.messages.push(user_message(1, &case.prompt));
-                session.pictures.push(picture.clone());
+                session.pictures.push(picture.clone().into());
                 say(format_args!("\n{}: {}\n", case.picture.display(), case.prompt))?;
                 let before = reader.engine().counters();
                 let mut printer = Printer::new();

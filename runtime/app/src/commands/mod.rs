@@ -13,6 +13,7 @@ use crate::model::Facts;
 use crate::session::{Answer, Piece};
 use forerun_engine::Counters;
 use forerun_engine::plan::Residency;
+use serde_json::json;
 use std::fmt::Arguments;
 use std::io::{IsTerminal, Write};
 
@@ -59,6 +60,10 @@ impl Printer {
                     note(format_args!(""));
                 }
                 say(format_args!("{t}"))
+            }
+            Piece::Call(call) => {
+                let call = json!({ "name": call.name, "arguments": call.arguments });
+                say(format_args!("{call}\n"))
             }
         }
     }

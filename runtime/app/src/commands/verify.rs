@@ -6,7 +6,7 @@ use crate::cli::{Fault, SampleArgs, VerifyArgs};
 use crate::error::AppError;
 use crate::model::{Model, Setup, default_cap, model_path};
 use crate::reader::Reader;
-use crate::session::{Fixed, Session, user_message};
+use crate::session::{Fixed, Picture, Session, user_message};
 use forerun_engine::plan::{KvType, Options, Residency, VisionOptions};
 use forerun_engine::ports::{Completion, Read, ReadError, Storage};
 use forerun_engine::{Checksums, Observer, SumOrder, Tuning};
@@ -252,7 +252,7 @@ pub fn run(args: &VerifyArgs) -> Result<(), AppError> {
     let vision = (!args.image.is_empty()).then(|| model.vision_options(&look)).transpose()?;
     let mut session = Session::new(&model, look, None);
     session.messages.push(user_message(args.image.len(), &args.prompt));
-    session.pictures.clone_from(&args.image);
+    session.pictures.extend(args.image.iter().cloned().map(Picture::File));
     session.fixed = Fixed::Messages;
     if args.inject.is_some() && model.config.text.moe().is_none() {
         return Err(AppError::Input("this model has no experts to break: --inject needs a mixture of experts".into()));
