@@ -142,7 +142,7 @@ enum Command {
         /// Routing trace
         #[arg(long, value_name = "FILE")]
         trace: PathBuf,
-        /// Policies to compare: forerun, lru, lru-layer, lfu[:DECAY], lfu-layer[:DECAY], optimum, optimum-layer
+        /// Policies to compare: forerun, pinned:SHARE, lru, lru-layer, lfu[:DECAY], lfu-layer[:DECAY], optimum, optimum-layer
         /// [default: all]
         #[arg(long = "policy", value_name = "NAME", value_delimiter = ',')]
         policies: Vec<Policy>,

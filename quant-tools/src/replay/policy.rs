@@ -17,6 +17,9 @@ const DECAY: f64 = 0.98;
 pub enum Policy {
     /// What the engine does.
     Forerun,
+    /// The same, but this share of the slots always has the experts that the tokens before the counted ones chose most: what
+    /// a profile would pin.
+    Pinned(f64),
     /// Evicts what was used longest ago.
     Lru(Pool),
     /// Evicts what was used least, by a count that decays and is kept after eviction.
@@ -50,7 +53,14 @@ impl Policy {
     pub fn hits(self, trace: &Trace, slots: usize, counted: &Range<usize>) -> u64 {
         let shape = trace.shape;
         match self {
-            Self::Forerun => replay(trace, counted, &mut Engine { cache: ExpertCache::new(slots, shape), shape }),
+            Self::Forerun => {
+                replay(trace, counted, &mut Engine::new(slots, shape, vec![false; shape.layers * shape.experts]))
+            }
+            Self::Pinned(share) => {
+                // A token's experts always find room beside them.
+                let pins = ((slots as f64 * share) as usize).min(slots - shape.top_k);
+                replay(trace, counted, &mut Engine::new(slots - pins, shape, most_used(trace, counted.start, pins)))
+            }
             Self::Lru(pool) => replay(trace, counted, &mut Ranked::new(shape, slots, pool, None)),
             Self::Lfu(pool, decay) => replay(trace, counted, &mut Ranked::new(shape, slots, pool, Some(decay))),
             Self::Optimum(pool) => optimum(trace, slots, pool, counted),
@@ -66,6 +76,10 @@ impl FromStr for Policy {
         let pool = if name.ends_with("-layer") { Pool::Layer } else { Pool::One };
         match (name, decay) {
             ("forerun", None) => Ok(Self::Forerun),
+            ("pinned", Some(share)) => match share.parse() {
+                Ok(share) if (0.0..=1.0).contains(&share) => Ok(Self::Pinned(share)),
+                _ => Err(format!("pinned share {share:?}, expected a number from 0 to 1")),
+            },
             ("lru" | "lru-layer", None) => Ok(Self::Lru(pool)),
             ("lfu" | "lfu-layer", None) => Ok(Self::Lfu(pool, DECAY)),
             ("lfu" | "lfu-layer", Some(d)) => match d.parse() {
@@ -74,7 +88,7 @@ impl FromStr for Policy {
             },
             ("optimum" | "optimum-layer", None) => Ok(Self::Optimum(pool)),
             _ => Err(format!(
-                "policy {text:?}, expected forerun, lru, lru-layer, lfu[:DECAY], lfu-layer[:DECAY], optimum or optimum-layer"
+                "policy {text:?}, expected forerun, pinned:SHARE, lru, lru-layer, lfu[:DECAY], lfu-layer[:DECAY], optimum or optimum-layer"
             )),
         }
     }
@@ -85,6 +99,7 @@ impl fmt::Display for Policy {
         let suffix = |pool: &Pool| if *pool == Pool::Layer { "-layer" } else { "" };
         match self {
             Self::Forerun => write!(f, "forerun"),
+            Self::Pinned(share) => write!(f, "pinned:{share}"),
             Self::Lru(pool) => write!(f, "lru{}", suffix(pool)),
             Self::Lfu(pool, decay) => write!(f, "lfu{}:{decay}", suffix(pool)),
             Self::Optimum(pool) => write!(f, "optimum{}", suffix(pool)),
@@ -136,6 +151,30 @@ fn replay(trace: &Trace, counted: &Range<usize>, books: &mut dyn Books) -> u64 {
 struct Engine {
     cache: ExpertCache,
     shape: Shape,
+    /// `(layers, experts)`: whether an expert has a slot of its own, which the cache does not know of.
+    pinned: Vec<bool>,
+}
+
+impl Engine {
+    fn new(slots: usize, shape: Shape, pinned: Vec<bool>) -> Self {
+        Self { cache: ExpertCache::new(slots, shape), shape, pinned }
+    }
+}
+
+/// Marks the `n` experts that the first `tokens` decoded tokens of `trace` chose most.
+fn most_used(trace: &Trace, tokens: usize, n: usize) -> Vec<bool> {
+    let shape = trace.shape;
+    let mut uses = vec![0u64; shape.layers * shape.experts];
+    for step in trace.steps.iter().filter(|s| s.decode).take(tokens) {
+        for (layer, chosen) in step.chosen.iter().enumerate() {
+            chosen.iter().for_each(|&e| uses[layer * shape.experts + usize::from(e)] += 1);
+        }
+    }
+    let mut ids: Vec<usize> = (0..uses.len()).collect();
+    ids.sort_by_key(|&id| (std::cmp::Reverse(uses[id]), id));
+    let mut pinned = vec![false; uses.len()];
+    ids[..n].iter().for_each(|&id| pinned[id] = true);
+    pinned
 }
 
 impl Books for Engine {
@@ -143,8 +182,13 @@ impl Books for Engine {
         self.cache.route(layer, chosen);
         let mut missing = Vec::new();
         let mut held = VecDeque::new();
+        let mut hits = 0;
         for &e in wanted {
             let id = (layer * self.shape.experts) as u32 + u32::from(e);
+            if self.pinned[id as usize] {
+                hits += 1;
+                continue;
+            }
             match self.cache.place(id) {
                 Place::Ready(slot) | Place::Loading(slot) => {
                     self.cache.hold(slot);
@@ -153,7 +197,7 @@ impl Books for Engine {
                 Place::Absent => missing.push(id),
             }
         }
-        let hits = held.len();
+        hits += held.len();
         for id in missing {
             let slot = loop {
                 if let Some(slot) = self.cache.claim(id, false) {

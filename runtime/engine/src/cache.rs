@@ -1,6 +1,6 @@
 //! Which experts are in which slots. One pool for all layers; the victim is the expert that is worth least ([`Worth`]),
-//! given how far its layer is ahead, among those that nobody holds. Never reads anything: it only keeps books, and they
-//! do not grow after they are made.
+//! given what a miss costs and how far its layer is ahead, among those that nobody holds. Never reads anything: it only
+//! keeps books, and they do not grow after they are made.
 
 mod worth;
 
@@ -60,6 +60,8 @@ pub struct ExpertCache {
     worth: Worth,
     /// For each layer.
     least: Vec<Least>,
+    /// For each layer: what a miss costs.
+    costs: Vec<f32>,
     /// Layer that chose last.
     layer: usize,
     /// Slots that predictions have claimed since they were last let go of.
@@ -76,6 +78,7 @@ impl ExpertCache {
             slot_of: vec![NONE; shape.layers * shape.experts],
             worth: Worth::new(shape),
             least: vec![Least::Unknown; shape.layers],
+            costs: vec![1.0; shape.layers],
             layer: 0,
             predicted: Vec::with_capacity(slots),
         }
@@ -84,8 +87,14 @@ impl ExpertCache {
     /// Heap bytes of such books.
     pub fn heap_bytes(slots: usize, shape: Shape) -> usize {
         slots * (size_of::<Slot>() + 8)
-            + shape.layers * (shape.experts * 4 + size_of::<Least>())
+            + shape.layers * (shape.experts * 4 + size_of::<Least>() + 4)
             + Worth::heap_bytes(shape)
+    }
+
+    /// A miss in `layer` costs `cost`, above 0, where it costs 1 in others: layers whose experts take longer to read get
+    /// more slots.
+    pub fn set_cost(&mut self, layer: usize, cost: f32) {
+        self.costs[layer] = cost;
     }
 
     /// Number of slots.
@@ -244,7 +253,7 @@ impl ExpertCache {
             }
             let Least::Slot { slot, worth } = self.least[l] else { continue };
             let ahead = (l + layers - self.layer - 1) % layers;
-            let worth = worth * (1.0 - DISTANCE * ahead as f32 / layers as f32);
+            let worth = worth * self.costs[l] * (1.0 - DISTANCE * ahead as f32 / layers as f32);
             if best.is_none_or(|(_, least)| worth < least) {
                 best = Some((slot, worth));
             }
@@ -339,6 +348,22 @@ mod tests {
         c.route(1, &[0, 1]);
         assert_eq!(c.claim(2, false), Some(b), "layer 0 comes next");
         assert_eq!(c.expert_in(a), Some(0));
+    }
+
+    #[test]
+    fn of_equals_the_one_that_is_read_faster_gives() {
+        for (cost, kept) in [(1.0, 0), (2.0, 8)] {
+            let mut c = ExpertCache::new(2, SHAPE);
+            c.set_cost(1, cost);
+            tokens(&mut c, 1, [0, 1]);
+            [0, 8].iter().for_each(|&e| _ = bring(&mut c, e));
+            c.route(0, &[0, 1]);
+            c.route(1, &[0, 1]);
+            // Layer 1 is further ahead, which is less than the difference in cost.
+            c.claim(2, false).unwrap();
+            assert!(matches!(c.place(kept), Place::Ready(_)), "cost {cost}");
+            assert_eq!(c.place(8 - kept), Place::Absent, "cost {cost}");
+        }
     }
 
     #[test]

@@ -198,7 +198,11 @@ impl<'a, S: Storage> Engine<'a, S> {
         );
         let moe = config.text.moe().map(|m| {
             let shape = Shape { layers: weights.banks.len(), experts: m.experts, top_k: m.top_k };
-            let cache = ExpertCache::new(plan.slots, shape);
+            let mut cache = ExpertCache::new(plan.slots, shape);
+            for (layer, bank) in weights.banks.iter().enumerate() {
+                // The time of a read is that of its bytes.
+                cache.set_cost(layer, bank.stride as f32 / plan.slot_bytes as f32);
+            }
             Moe::new(config, weights, storage.depth_max(), cache, clock, kernels.crc32c, tuning, plan.options.chunk)
         });
         let window = weights.vision.as_ref().filter(|_| plan.window_slots > 0);

@@ -125,7 +125,7 @@ fn measure<S: Storage>(
     facts: &Facts,
 ) -> Result<(), AppError> {
     let m = model.config.text.moe();
-    let experts = m.map_or(0, |m| m.experts);
+    let (experts, top_k) = m.map_or((1, 1), |m| (m.experts, m.top_k));
     let made_up = args.recall.is_some() || args.reuse.is_some();
     let expert_bytes = facts.plan.slot_bytes;
     let reads = (DEVICE_BYTES / expert_bytes.max(1)).clamp(16, facts.plan.slots.max(16));
@@ -142,9 +142,12 @@ fn measure<S: Storage>(
         }
         engine.reset();
         let ids = tokens(args.prefill + args.decode, model.config.text.vocab, round);
-        let mut routes =
-            Routes { experts, reuse: args.reuse.unwrap_or(0.0), recall: args.recall.unwrap_or(0.0), round };
-        let observer: &mut dyn Observer = if made_up { &mut routes } else { &mut NoObserver };
+        let (reuse, recall) = (args.reuse.unwrap_or(0.0), args.recall.unwrap_or(0.0));
+        let mut routes = made_up.then(|| Routes::new(engine.recall().len(), experts, top_k, reuse, recall, round));
+        let observer: &mut dyn Observer = match &mut routes {
+            Some(routes) => routes,
+            None => &mut NoObserver,
+        };
         let (prompt, answer) = ids.split_at(args.prefill);
         for (phase, ids, together) in [(&mut prefill, prompt, true), (&mut decode, answer, false)] {
             let (before, start) = (engine.counters(), Instant::now());
